@@ -1,0 +1,1 @@
+"""Eager definitions of the supported model families: what is exported."""

@@ -1,0 +1,1 @@
+"""The nodes that come with boundgen, one file each."""

@@ -1,0 +1,1 @@
+"""What runs an artifact: packed batches, runners, lanes."""

@@ -1,0 +1,1 @@
+"""The boundgen command line."""

@@ -1,0 +1,1 @@
+"""Kafka in and out: admission, deadlines, batching, offsets, shutdown, metrics."""
