@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from kafka_service import Broker, answers, create_topic, embedded_broker
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from kafka_service import Broker, answers, create_topic, embedded_broker
 from redis_service import embedded_redis
 from tcp_proxy import TcpProxy
 

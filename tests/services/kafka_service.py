@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Literal
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
 from processes import Server, free_ports, listens
 from tcp_proxy import TcpProxy
 
@@ -200,7 +201,7 @@ async def create_topic(bootstrap: str, name: str, partitions: int, configs: dict
         await admin.start()
         try:
             await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=configs)])
-            while not await has_leaders(admin, name, partitions):
+            while not await has_leaders(admin, name, partitions):  # noqa: ASYNC110 - a broker sends no event
                 await asyncio.sleep(0.02)
         finally:
             await admin.close()
@@ -223,7 +224,7 @@ MakeTopic = Callable[..., Awaitable[str]]
 
 
 @pytest.fixture
-async def topics(kafka: str) -> AsyncIterator[MakeTopic]:
+def topics(kafka: str) -> MakeTopic:
     """`await topics(partitions=4, name="requests", configs={...})`: a new topic nobody else has, ready."""
 
     async def make(partitions: int = 1, name: str = "topic", configs: dict[str, str] | None = None) -> str:
@@ -231,4 +232,4 @@ async def topics(kafka: str) -> AsyncIterator[MakeTopic]:
         await create_topic(kafka, unique, partitions, configs or {})
         return unique
 
-    yield make
+    return make

@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+
 from kafka_service import docker_answers
 from processes import Server, free_ports, listens
 from tcp_proxy import TcpProxy
