@@ -1,0 +1,106 @@
+"""The `boundgen` command: which subcommands there are, and how errors reach the person at the terminal.
+
+A subcommand's module is imported only when it is called, so that `boundgen --help` answers at once and never
+loads torch. This is the one place of the project that imports its own modules by name; the table says which.
+Exit status: 0 done, 1 the work itself failed or found something wrong, 2 wrong use or input.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Annotated, Any, ClassVar, NoReturn
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.markup import escape
+from typer.core import TyperCommand, TyperGroup
+
+from engine.errors import ArtifactError, ConfigError, InputError
+from tools.errors import UserError
+
+USER_ERRORS = (UserError, ConfigError, ArtifactError, InputError, ValidationError)
+
+COMMANDS = {
+    "build": ("tools.commands.build", "Compile a model into an artifact that workers load."),
+    "worker": ("tools.commands.worker", "Serve pipelines from Kafka until told to stop."),
+    "demo": ("tools.commands.demo", "See it work: broker, Redis, model and 60 requests in one command."),
+    "doctor": ("tools.commands.doctor", "Check this machine and a worker's surroundings; say how to mend them."),
+}
+BENCHMARKS = {
+    "engine": ("tools.commands.bench_engine", "Samples a second of the engine, beside transformers."),
+    "overhead": ("tools.commands.bench_overhead", "What the worker adds to the model's own time, through Kafka."),
+}
+
+
+class LazyCommands(TyperGroup):
+    """A group that knows its commands' names and one-line helps, and loads the one that is called."""
+
+    table: ClassVar[dict[str, tuple[str, str]]] = {}
+
+    def __init__(self, **attrs: Any) -> None:
+        super().__init__(**attrs)
+        listed = {name: TyperCommand(name, help=text) for name, (_, text) in self.table.items()}
+        self.commands = {**listed, **self.commands}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in self.table:
+            command = typer.main.get_command(importlib.import_module(self.table[args[0]][0]).app)
+            command.name = args[0]
+            self.commands[args[0]] = command
+        return super().resolve_command(ctx, args)
+
+
+class Benchmarks(LazyCommands):
+    table = BENCHMARKS
+
+
+class Boundgen(LazyCommands):
+    table = COMMANDS
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except USER_ERRORS as error:
+            if ctx.params.get("debug"):
+                raise
+            report(error)
+
+
+app = typer.Typer(cls=Boundgen, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
+bench = typer.Typer(cls=Benchmarks, no_args_is_help=True, rich_markup_mode="rich")
+app.add_typer(bench, name="bench", help="Measure: each prints its method and ends with one JSON line.")
+
+
+@app.callback(epilog="Start here: [bold]boundgen demo[/]. Every command explains itself with --help.")
+def boundgen(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Kafka worker for bounded generation with small decoder-only language models."""
+
+
+@bench.callback()
+def benchmarks() -> None:
+    """Measure: each prints its method and ends with one JSON line."""
+
+
+def report(error: Exception) -> NoReturn:
+    """Print one message, without a traceback, and leave with status 2."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    text = explain(error) if isinstance(error, ValidationError) else str(error)
+    console.print(f"[bold red]error:[/] {escape(text)}")
+    raise typer.Exit(2)
+
+
+def explain(error: ValidationError) -> str:
+    """Each wrong value with its key, what was written there and why that cannot be."""
+    lines = [
+        f"{'.'.join(map(str, each['loc'])) or error.title} = {each['input']!r}: {each['msg']}"
+        for each in error.errors(include_url=False)
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """The entry point `boundgen`."""
+    app(prog_name="boundgen")

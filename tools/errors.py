@@ -1,0 +1,11 @@
+"""What the command line tells its user in one message and exit status 2, never as a traceback.
+
+Errors of the other packages that mean the same (a wrong config value, an artifact that does not fit) are
+recognised by tools.cli, so that nobody has to translate them.
+"""
+
+from __future__ import annotations
+
+
+class UserError(RuntimeError):
+    """Something the person at the terminal can mend; the text says what and how."""
