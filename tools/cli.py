@@ -25,11 +25,17 @@ COMMANDS = {
     "build": ("tools.commands.build", "Compile a model into an artifact that workers load."),
     "worker": ("tools.commands.worker", "Serve pipelines from Kafka until told to stop."),
     "demo": ("tools.commands.demo", "See it work: broker, Redis, model and 60 requests in one command."),
-    "doctor": ("tools.commands.doctor", "Check this machine and a worker's surroundings; say how to mend them."),
+    "doctor": (
+        "tools.commands.doctor",
+        "Check this machine and a worker's surroundings; say how to mend them.",
+    ),
 }
 BENCHMARKS = {
     "engine": ("tools.commands.bench_engine", "Samples a second of the engine, beside transformers."),
-    "overhead": ("tools.commands.bench_overhead", "What the worker adds to the model's own time, through Kafka."),
+    "overhead": (
+        "tools.commands.bench_overhead",
+        "What the worker adds to the model's own time, through Kafka.",
+    ),
 }
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 POLL_SECONDS = 0.05
 
 
-class ChildFailed(RuntimeError):
+class ChildError(RuntimeError):
     """A child process ended, or was not ready in time; the text holds the end of its own output."""
 
 
@@ -50,19 +50,19 @@ class Child:
         self.stop()
 
     def wait_ready(self, ready: Callable[[], bool], seconds: float) -> None:
-        """Poll `ready` until it is true. Raises ChildFailed when the child ends first or time is up."""
+        """Poll `ready` until it is true. Raises ChildError when the child ends first or time is up."""
         deadline = time.monotonic() + seconds
         while not ready():
             self.check_running()
             if time.monotonic() > deadline:
-                raise ChildFailed(f"{self.name} was not ready within {seconds:g} s. {self.last_words()}")
+                raise ChildError(f"{self.name} was not ready within {seconds:g} s. {self.last_words()}")
             time.sleep(POLL_SECONDS)
 
     def check_running(self) -> None:
-        """Raises ChildFailed if the process has ended."""
+        """Raises ChildError if the process has ended."""
         status = self.process.poll()
         if status is not None:
-            raise ChildFailed(f"{self.name} ended with status {status}. {self.last_words()}")
+            raise ChildError(f"{self.name} ended with status {status}. {self.last_words()}")
 
     def stop(self, seconds: float = 20.0) -> int:
         """SIGTERM, then SIGKILL after `seconds`; returns the exit status. May be called again."""

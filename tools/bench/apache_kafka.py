@@ -1,4 +1,4 @@
-"""One node of a real Apache Kafka (KRaft) from the distribution in KAFKA_HOME, for the time of a benchmark."""
+"""One node of a real Apache Kafka (KRaft) from KAFKA_HOME's distribution, for the time of a benchmark."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ group.initial.rebalance.delay.ms=0
 
 @contextmanager
 def apache_kafka(home: Path, folder: Path) -> Iterator[str]:
-    """Yields the bootstrap servers; data and logs go to `folder`. Raises ChildFailed if it does not start."""
+    """Yields the bootstrap servers; data and logs go to `folder`. Raises ChildError if it does not start."""
     plain, controller = free_ports(2)
     settings = folder / "server.properties"
     settings.write_text(SETTINGS.format(plain=plain, controller=controller, data=folder / "data"))

