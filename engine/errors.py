@@ -6,17 +6,25 @@ InputError for the producer of one request, NodeError for whoever wrote the fail
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 
 class ConfigError(ValueError):
-    """A setting that cannot work. `key` is its dotted path, `value` what was written there."""
+    """A setting that cannot work: `key` is its dotted path, `value` what was written there, `file` where."""
 
-    def __init__(self, key: str, value: object, reason: str) -> None:
-        super().__init__(f"{key} = {value!r}: {reason}")
+    def __init__(self, key: str, value: object, reason: str, file: Path | None = None) -> None:
+        where = "" if file is None else f"{file}: "
+        super().__init__(f"{where}{key} = {value!r}: {reason}")
         self.key = key
         self.value = value
         self.reason = reason
+        self.file = file
+
+    def under(self, prefix: str, file: Path | None = None) -> ConfigError:
+        """The same error seen from outside: its key below `prefix`, its file named if it had none."""
+        key = f"{prefix}.{self.key}" if prefix else self.key
+        return ConfigError(key, self.value, self.reason, self.file or file)
 
 
 class ArtifactError(RuntimeError):
@@ -33,4 +41,8 @@ class InputError(ValueError):
 
 
 class NodeError(RuntimeError):
-    """One request that failed inside a node, its neighbours unharmed."""
+    """One request that failed inside a node, its neighbours unharmed; "model_output": NaN or infinity."""
+
+    def __init__(self, message: str, code: Literal["internal", "model_output"] = "internal") -> None:
+        super().__init__(message)
+        self.code: Literal["internal", "model_output"] = code

@@ -1,16 +1,25 @@
-"""The static DAG of a pipeline: the Node protocol, what is checked at load, and the order of running.
+"""The static DAG of a pipeline: what a node is, what is checked at load, and the order of running.
 
-Knows nodes only by their protocol; kinds are resolved elsewhere. Everything is decided at load: a graph
-that validated cannot fail for its shape while serving.
+Knows nodes only by this protocol; kinds are resolved elsewhere. Everything is decided at load: a graph that
+validated cannot fail for its shape while serving. engine/nodes/README.md shows a node of one's own.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
+
+from engine.bounds import Bounds
+from engine.errors import ConfigError
+from engine.options import Options, read_options
+from engine.store import ArtifactStore
+from engine.topology import Edges, sort_edges
+from engine.values import Rows, Samples
 
 REQUEST = "request"  # the reserved input: the request's own samples
 
@@ -22,21 +31,158 @@ class Stage(Enum):
     EXECUTE = "execute"
 
 
-class Node(ABC):
-    """One step of a pipeline.
+@dataclass(frozen=True)
+class Capacity:
+    """The most one batch may hold, and how many batches are worth having in flight at once."""
 
-    `run` gets one tuple of input values a request and returns one value a request in the same order;
-    a value may instead be an exception (InputError, NodeError): that request alone fails.
-    It is called on a thread of `executor` (None: the pipeline's own host threads), by several threads at once
-    for different batches, and must keep no state between calls.
+    tokens: int
+    samples: int
+    batches: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """Which model answered: a reply carries it."""
+
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a node reads from one input: its type and, for Scores, the labels where they are known at load."""
+
+    produces: type
+    labels: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class NodeContext:
+    """What a node may know at load besides its own settings. `inputs` keeps the order of the file."""
+
+    name: str
+    bounds: Bounds
+    inputs: Mapping[str, Source]
+    artifacts: ArtifactStore
+    directory: Path = field(default_factory=Path)  # where relative paths in the settings start
+
+
+class Node(ABC):
+    """One step of a pipeline; loaded once, then run many times.
+
+    `run` gets one tuple of input values a request and returns one value a request in the same order; a value
+    may instead be an exception (InputError, NodeError): that request alone fails. Raising fails the batch.
+    PREPARE nodes run on the caller's thread, one request at a time; EXECUTE nodes on a thread of `executor`
+    (None: the pipeline's own host threads). Several threads may run a node at once: keep no state in it.
     """
 
+    Options: ClassVar[type[Options]] = Options  # the node's settings beside kind and inputs
     stage: ClassVar[Stage] = Stage.EXECUTE
     consumes: ClassVar[tuple[type, ...]]  # what each input may be
-    produces: ClassVar[type]
+    produces: type  # a class attribute, or set by __init__ where the settings decide it
+    min_inputs: ClassVar[int] = 1
     max_inputs: ClassVar[int] = 1
     is_model: ClassVar[bool] = False  # launches a model: dropped requests must not reach it, runs are counted
+
     executor: Executor | None = None
+    capacity: Capacity | None = None  # of a model node: how large its batches may be
+    model: Model | None = None
+    labels: tuple[str, ...] | None = None  # of the Scores it produces
+
+    def __init__(self, options: Any, context: NodeContext) -> None:  # noqa: B027 - a node may need neither
+        """`options` is of the class's Options. Raise ConfigError with a key relative to the node."""
 
     @abstractmethod
-    def run(self, requests: Sequence[tuple[object, ...]]) -> Sequence[object]: ...
+    def run(self, requests: Sequence[tuple[Any, ...]]) -> Sequence[object]:
+        """One tuple of input values a request -> one value of type `produces` (or an exception) a request."""
+
+    def close(self) -> None:  # noqa: B027 - most nodes hold nothing
+        """Free what __init__ took (an executor, a file); called once, when the pipeline closes."""
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    """A node as written: its class still to be made with `options`."""
+
+    node_class: type[Node]
+    inputs: tuple[str, ...]
+    options: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes by name, every one after its inputs; one of them, `sink`, gives the rows."""
+
+    nodes: Mapping[str, Node]
+    inputs: Mapping[str, tuple[str, ...]]
+    sink: str
+
+    def names(self, stage: Stage) -> tuple[str, ...]:
+        """The nodes of one stage, in order."""
+        return tuple(name for name, node in self.nodes.items() if node.stage is stage)
+
+
+def load_graph(
+    specs: Mapping[str, NodeSpec], context: Callable[[str, Mapping[str, Source]], NodeContext]
+) -> Graph:
+    """Check the shape, then make every node after its inputs; ConfigError names nodes.<name>.<key>."""
+    edges = {name: spec.inputs for name, spec in specs.items()}
+    order = sort_edges(edges, REQUEST)
+    for name in order:
+        _check_node(name, specs)
+    sources: dict[str, Source] = {REQUEST: Source(Samples)}
+    nodes: dict[str, Node] = {}
+    for name in order:
+        spec = specs[name]
+        inputs = {source: sources[source] for source in spec.inputs}
+        _check_types(name, spec, inputs)
+        try:
+            nodes[name] = spec.node_class(
+                read_options(spec.node_class.Options, spec.options), context(name, inputs)
+            )
+        except ConfigError as error:
+            # Bounds are the pipeline's, not the node's: a node may complain about them by their own name.
+            raise error if error.key.startswith("bounds.") else error.under(f"nodes.{name}") from None
+        sources[name] = Source(nodes[name].produces, nodes[name].labels)
+    return Graph(nodes, edges, _find_sink(nodes, edges))
+
+
+def _check_node(name: str, specs: Mapping[str, NodeSpec]) -> None:
+    """The number of inputs, and that nothing which runs before batching waits for what runs after it."""
+    spec = specs[name]
+    least, most = spec.node_class.min_inputs, spec.node_class.max_inputs
+    if not least <= len(spec.inputs) <= most:
+        wanted = str(least) if least == most else f"{least} to {most}"
+        raise ConfigError(f"nodes.{name}.inputs", list(spec.inputs), f"takes {wanted} of them")
+    if spec.node_class.stage is Stage.PREPARE:
+        for source in spec.inputs:
+            if source != REQUEST and specs[source].node_class.stage is Stage.EXECUTE:
+                reason = f"{name!r} runs before batching and cannot read {source!r}, which runs after it"
+                raise ConfigError(f"nodes.{name}.inputs", source, reason)
+
+
+def _check_types(name: str, spec: NodeSpec, inputs: Mapping[str, Source]) -> None:
+    for source, given in inputs.items():
+        if not issubclass(given.produces, spec.node_class.consumes):
+            takes = " or ".join(each.__name__ for each in spec.node_class.consumes)
+            reason = f"gives {given.produces.__name__}, but {name!r} takes {takes}"
+            raise ConfigError(f"nodes.{name}.inputs", source, reason)
+
+
+def _find_sink(nodes: Mapping[str, Node], edges: Edges) -> str:
+    """The only node that nobody reads; it gives Rows."""
+    read = {source for inputs in edges.values() for source in inputs}
+    unread = [name for name in nodes if name not in read]
+    sinks = [name for name in unread if issubclass(nodes[name].produces, Rows)]
+    if not sinks:
+        last = unread[-1]
+        reason = f"gives {nodes[last].produces.__name__}, which no node reads: end the pipeline in an encoder"
+        raise ConfigError(f"nodes.{last}", type(nodes[last]).__name__, reason)
+    if len(sinks) > 1:
+        raise ConfigError(
+            "nodes", sinks, "several nodes give rows and none reads them: join them in one encoder"
+        )
+    for name in unread:
+        if name != sinks[0]:
+            raise ConfigError(f"nodes.{name}", type(nodes[name]).__name__, "unused: no node reads it")
+    return sinks[0]

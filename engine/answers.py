@@ -1,0 +1,54 @@
+"""What goes into a pipeline's batch and what comes out: one Prepared in, one Result out, same order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+
+def always() -> bool:
+    return True
+
+
+@dataclass
+class Prepared:
+    """One request after its PREPARE nodes, ready to share a batch.
+
+    num_tokens is what batching budgets by: of several tokenizers the one with most tokens. `wanted` is asked
+    on the lane's thread right before a model node launches; it must be quick, and thread-safe (branches).
+    """
+
+    values: Mapping[str, object]  # by node, those that EXECUTE nodes read
+    num_tokens: int
+    num_samples: int
+    wanted: Callable[[], bool] = always
+
+
+@dataclass(frozen=True)
+class Answer:
+    """rows: one map of plain values a sample, without ids. gpu_ms: sum over the model nodes of its batch."""
+
+    rows: tuple[dict[str, object], ...]
+    model_runs: int
+    gpu_ms: float
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """`wanted` said no. model_runs is 0 unless an earlier or a concurrent model node had launched by then."""
+
+    model_runs: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """This request alone could not be answered."""
+
+    message: str
+    code: Literal["invalid", "too_large", "internal", "model_output"]
+    field: str | None
+    model_runs: int
+
+
+Result: TypeAlias = Answer | Dropped | Failure

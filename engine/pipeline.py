@@ -1,0 +1,186 @@
+"""A pipeline at work: prepare one request, submit a batch of prepared ones, collect one result a request.
+
+The engine's door for a worker. `prepare` and `submit` may be called from any thread: prepare runs on the
+caller's (keep it off an event loop), submit only hands over and returns. Results keep the batch's order.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from threading import Lock
+from types import TracebackType
+from typing import Self
+
+from engine.answers import Answer, Dropped, Failure, Prepared, Result
+from engine.bounds import Bounds
+from engine.errors import ConfigError, InputError, NodeError
+from engine.execution import Execution
+from engine.graph import REQUEST, Capacity, Graph, Model, NodeContext, NodeSpec, Source, Stage, load_graph
+from engine.nodes.registry import find_kind
+from engine.pipeline_config import PipelineConfig, read_pipeline
+from engine.store import ArtifactStore
+from engine.values import Sample, Samples, Tokens
+
+__all__ = [
+    "Answer",
+    "ArtifactStore",
+    "Dropped",
+    "Failure",
+    "Pipeline",
+    "PipelineConfig",
+    "Prepared",
+    "Result",
+    "read_pipeline",
+]
+
+logger = logging.getLogger(__name__)
+
+HOST_THREADS = 4  # for nodes without an executor of their own (encoders): short work between lanes
+
+
+class Pipeline:
+    """A validated graph with its bounds. The artifacts' lanes belong to the store and may be shared."""
+
+    def __init__(self, config: PipelineConfig, graph: Graph, host_threads: int) -> None:
+        self.config = config
+        self.name = config.name
+        self.bounds: Bounds = config.bounds
+        self.capacity: Capacity = _capacity(graph, config.bounds, host_threads)
+        self.model: Model | None = _model(graph)
+        self._graph = graph
+        self._prepare = graph.names(Stage.PREPARE)
+        self._carried = _carried(graph)
+        self._host = ThreadPoolExecutor(host_threads, thread_name_prefix=f"{config.name}-host")
+        self._running: set[Execution] = set()
+        self._lock = Lock()
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls, config: PipelineConfig, artifacts: ArtifactStore, *, host_threads: int = HOST_THREADS
+    ) -> Pipeline:
+        """Resolve kinds, validate, load. ConfigError names file, key and value; ArtifactError the misfit."""
+        directory = config.file.parent if config.file else Path()
+
+        def context(name: str, inputs: Mapping[str, Source]) -> NodeContext:
+            return NodeContext(name, config.bounds, inputs, artifacts, directory)
+
+        try:
+            return cls(config, load_graph(_specs(config), context), host_threads)
+        except ConfigError as error:
+            raise error.under("", config.file) from error
+
+    def prepare(self, samples: Sequence[Sample]) -> Prepared:
+        """Run the PREPARE nodes on one request. InputError: the request's fault; NodeError: a node's."""
+        self.bounds.check_samples(len(samples))
+        values: dict[str, object] = {REQUEST: Samples(tuple(samples))}
+        num_tokens = 0
+        for name in self._prepare:
+            value = self._prepare_value(name, tuple(values[source] for source in self._graph.inputs[name]))
+            if isinstance(value, Tokens):
+                self.bounds.check_tokens(value)
+                num_tokens = max(num_tokens, value.num_tokens)
+            values[name] = value
+        return Prepared({name: values[name] for name in self._carried}, num_tokens, len(samples))
+
+    def submit(self, batch: Sequence[Prepared]) -> Future[list[Result]]:
+        """Run the EXECUTE nodes on a batch; the future never fails and has one result a request, in order.
+
+        ValueError if the batch is empty or over `capacity`; RuntimeError after close.
+        """
+        num_tokens = sum(prepared.num_tokens for prepared in batch)
+        num_samples = sum(prepared.num_samples for prepared in batch)
+        if not batch or num_tokens > self.capacity.tokens or num_samples > self.capacity.samples:
+            raise ValueError(
+                f"batch of {len(batch)} requests, {num_tokens} tokens, {num_samples} samples: {self.capacity}"
+            )
+        execution = Execution(self._graph, batch, self._host)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError(f"pipeline {self.name!r} is closed")
+            self._running.add(execution)
+        execution.future.add_done_callback(lambda _: self._forget(execution))
+        execution.start()
+        return execution.future
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Take no more, wait up to `timeout_s` for what runs, fail the rest. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            running = list(self._running)
+        _, late = wait([execution.future for execution in running], timeout_s)
+        if late:
+            logger.warning("pipeline %r closes over %d unfinished batches; they fail", self.name, len(late))
+        for execution in running:
+            execution.abandon("the pipeline closed")
+        self._host.shutdown(wait=False, cancel_futures=True)
+        for node in self._graph.nodes.values():
+            node.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _prepare_value(self, name: str, inputs: tuple[object, ...]) -> object:
+        node = self._graph.nodes[name]
+        try:
+            (value,) = node.run([inputs])
+        except InputError:
+            raise
+        except Exception as error:
+            raise NodeError(f"node {name!r} failed: {type(error).__name__}: {error}") from error
+        if isinstance(value, Exception):
+            raise value
+        if not isinstance(value, node.produces):
+            raise NodeError(f"node {name!r} gave {type(value).__name__}, not {node.produces.__name__}")
+        return value
+
+    def _forget(self, execution: Execution) -> None:
+        with self._lock:
+            self._running.discard(execution)
+
+
+def _specs(config: PipelineConfig) -> dict[str, NodeSpec]:
+    specs = {}
+    for name, node in config.nodes.items():
+        try:
+            specs[name] = NodeSpec(find_kind(node.kind), tuple(node.inputs), node.settings)
+        except ConfigError as error:
+            raise error.under(f"nodes.{name}") from error
+    return specs
+
+
+def _carried(graph: Graph) -> tuple[str, ...]:
+    """What EXECUTE nodes read from before batching, and the rows if they are made there."""
+    before = {REQUEST, *graph.names(Stage.PREPARE)}
+    read = {source for name in graph.names(Stage.EXECUTE) for source in graph.inputs[name]} | {graph.sink}
+    return tuple(sorted(before & read))
+
+
+def _capacity(graph: Graph, bounds: Bounds, host_threads: int) -> Capacity:
+    """The tightest of the model nodes; without any, one request of the largest kind."""
+    given = [node.capacity for node in graph.nodes.values() if node.capacity is not None]
+    if not given:
+        return Capacity(bounds.tokens_per_request, bounds.samples, host_threads)
+    return Capacity(
+        min(each.tokens for each in given),
+        min(each.samples for each in given),
+        min(each.batches for each in given),
+    )
+
+
+def _model(graph: Graph) -> Model | None:
+    """The model that answers; several are named together."""
+    models = [node.model for node in graph.nodes.values() if node.model is not None]
+    if not models:
+        return None
+    return Model("+".join(model.name for model in models), "+".join(model.digest for model in models))

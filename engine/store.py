@@ -1,0 +1,56 @@
+"""The opened artifacts of one worker: each is loaded once, at its first use, and shared by all pipelines.
+
+The store owns the lanes: a pipeline's close leaves them running, the store's close ends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from types import MappingProxyType
+
+from engine.artifact import Artifact
+from engine.errors import ConfigError
+from engine.options import suggest
+from engine.runtime.lanes import LanePool
+
+
+@dataclass(frozen=True)
+class OpenedArtifact:
+    """An artifact and the lanes that run it."""
+
+    artifact: Artifact
+    lanes: LanePool
+
+
+class ArtifactStore:
+    """Artifacts by name. Thread-safe; `threads` are CPU threads a lane."""
+
+    def __init__(
+        self, paths: Mapping[str, Path], *, device: str = "cpu", lanes: int = 1, threads: int = 1
+    ) -> None:
+        self._paths = MappingProxyType(dict(paths))
+        self._device = device
+        self._lanes = lanes
+        self._threads = threads
+        self._opened: dict[str, OpenedArtifact] = {}
+        self._lock = Lock()
+
+    def get(self, name: str) -> OpenedArtifact:
+        """The artifact of that name, loaded if it was not; ConfigError if unknown, ArtifactError if unfit."""
+        if name not in self._paths:
+            raise ConfigError("artifact", name, "no such artifact; " + suggest(name, self._paths))
+        with self._lock:
+            if name not in self._opened:
+                artifact = Artifact.open(self._paths[name], device=self._device)
+                self._opened[name] = OpenedArtifact(artifact, artifact.open_lanes(self._lanes, self._threads))
+            return self._opened[name]
+
+    def close(self) -> None:
+        """End all lanes; idempotent. Close the pipelines first."""
+        with self._lock:
+            opened, self._opened = self._opened, {}
+        for each in opened.values():
+            each.lanes.close()

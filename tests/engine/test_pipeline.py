@@ -1,0 +1,284 @@
+"""Pipelines of the user's own nodes: order, concurrency, failures kept apart, dropping, closing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from engine.errors import ConfigError, InputError, NodeError
+from engine.graph import Capacity, Node, NodeContext, Stage
+from engine.options import Options
+from engine.pipeline import Answer, ArtifactStore, Dropped, Failure, Pipeline, PipelineConfig
+from engine.values import Rows, Samples, Scores, Tokens
+
+BOUNDS = {"samples": 4, "tokens_per_sample": 8, "tokens_per_request": 16}
+ME = __name__
+
+
+class Words(Node):
+    """Token ids: the lengths of the words."""
+
+    stage = Stage.PREPARE
+    consumes = (Samples,)
+    produces = Tokens
+
+    def run(self, requests: Sequence[tuple[Any, ...]]) -> Sequence[object]:
+        return [
+            Tokens(tuple(tuple(map(len, sample.text.split())) for sample in samples.samples))
+            for (samples,) in requests
+        ]
+
+
+class Total(Node):
+    """A model: its only label's logit is the sum of the sample's token ids. Knows some bad ids."""
+
+    class Options(Options):
+        barrier: str = ""
+
+    consumes = (Tokens,)
+    produces = Scores
+    is_model = True
+    barriers: ClassVar[dict[str, threading.Barrier]] = {}
+    launches: ClassVar[list[tuple[str, int]]] = []
+
+    def __init__(self, options: Options, context: NodeContext) -> None:
+        self.name = context.name
+        self.labels = ("total",)
+        self.barrier = self.barriers.get(options.barrier)
+        self.capacity = Capacity(tokens=64, samples=16, batches=2)
+
+    def run(self, requests: Sequence[tuple[Any, ...]]) -> Sequence[object]:
+        self.launches.append((self.name, len(requests)))
+        if self.barrier:
+            self.barrier.wait(timeout=20)
+        return [self._score(tokens) for (tokens,) in requests]
+
+    def _score(self, tokens: Tokens) -> object:
+        if any(13 in sample for sample in tokens.ids):
+            return NodeError("thirteen", "model_output")
+        if any(14 in sample for sample in tokens.ids):
+            raise RuntimeError("fourteen")
+        logits = torch.tensor([[float(sum(sample))] for sample in tokens.ids])
+        return Scores(("total",), logits, torch.zeros(len(logits)))
+
+
+class Collect(Node):
+    """Rows of every input, by its name."""
+
+    consumes = (Scores,)
+    produces = Rows
+    max_inputs = 4
+
+    def __init__(self, options: Options, context: NodeContext) -> None:
+        self.names = tuple(context.inputs)
+
+    def run(self, requests: Sequence[tuple[Any, ...]]) -> Sequence[object]:
+        return [self._rows(inputs) for inputs in requests]
+
+    def _rows(self, inputs: tuple[Scores, ...]) -> Rows:
+        columns = [scores.logits[:, 0].tolist() for scores in inputs]
+        return Rows(tuple(dict(zip(self.names, row, strict=True)) for row in zip(*columns, strict=True)))
+
+
+def config(**nodes: dict[str, object]) -> PipelineConfig:
+    return PipelineConfig.model_validate({"name": "test", "bounds": BOUNDS, "nodes": nodes})
+
+
+ONE = {
+    "words": {"kind": f"{ME}:Words"},
+    "total": {"kind": f"{ME}:Total", "inputs": ["words"]},
+    "rows": {"kind": f"{ME}:Collect", "inputs": ["total"]},
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh_records() -> None:
+    Total.launches.clear()
+    Total.barriers.clear()
+
+
+@pytest.fixture
+def pipeline(no_artifacts: ArtifactStore) -> Any:
+    with Pipeline.open(config(**ONE), no_artifacts) as opened:
+        yield opened
+
+
+def results(pipeline: Pipeline, sample: Any, *texts: str) -> list[object]:
+    batch = [pipeline.prepare([sample(text)]) for text in texts]
+    return list(pipeline.submit(batch).result(timeout=20))
+
+
+def test_answers_come_in_order_with_one_row_a_sample(pipeline: Pipeline, sample: Any) -> None:
+    batch = [pipeline.prepare([sample("a bb"), sample("ccc")]), pipeline.prepare([sample("dddd")])]
+    first, second = pipeline.submit(batch).result(timeout=20)
+    assert isinstance(first, Answer)
+    assert isinstance(second, Answer)
+    assert first.rows == ({"total": 3.0}, {"total": 3.0})
+    assert second.rows == ({"total": 4.0},)
+    assert first.model_runs == 1
+    assert first.gpu_ms > 0
+    assert Total.launches == [("total", 2)]
+
+
+def test_prepare_counts_what_batching_budgets_by(pipeline: Pipeline, sample: Any) -> None:
+    prepared = pipeline.prepare([sample("a bb"), sample("c")])
+    assert (prepared.num_samples, prepared.num_tokens) == (2, 3)
+    assert set(prepared.values) == {"words"}
+    assert pipeline.capacity == Capacity(tokens=64, samples=16, batches=2)
+
+
+@pytest.mark.parametrize(
+    ("texts", "code", "words"),
+    [
+        ([], "invalid", "at least one"),
+        (["a"] * 5, "too_large", "5 samples"),
+        (["a", "a a a a a a a a a"], "too_large", r"samples\[1\] has 9 tokens"),
+        (["a a a a a a"] * 3, "too_large", "18 tokens"),
+        (["a", " "], "invalid", r"samples\[1\] has no tokens"),
+    ],
+)
+def test_requests_outside_the_bounds_are_refused(
+    pipeline: Pipeline, sample: Any, texts: list[str], code: str, words: str
+) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        pipeline.prepare([sample(text) for text in texts])
+    assert caught.value.code == code
+
+
+def test_branches_run_at_the_same_time(no_artifacts: ArtifactStore, sample: Any) -> None:
+    Total.barriers["both"] = threading.Barrier(2)
+    nodes = {
+        "words": ONE["words"],
+        "left": {"kind": f"{ME}:Total", "inputs": ["words"], "barrier": "both"},
+        "right": {"kind": f"{ME}:Total", "inputs": ["words"], "barrier": "both"},
+        "rows": {"kind": f"{ME}:Collect", "inputs": ["left", "right"]},
+    }
+    with Pipeline.open(config(**nodes), no_artifacts) as pipeline:
+        (answer,) = results(pipeline, sample, "a bb")
+    assert isinstance(answer, Answer)
+    assert answer.rows == ({"left": 3.0, "right": 3.0},)
+    assert answer.model_runs == 2
+
+
+def test_a_request_that_fails_leaves_its_neighbours_alone(pipeline: Pipeline, sample: Any) -> None:
+    good, bad = results(pipeline, sample, "aa", "a" * 13)
+    assert isinstance(good, Answer)
+    assert bad == Failure("thirteen", "model_output", None, 1)
+
+
+def test_a_node_that_raises_fails_its_batch_and_the_pipeline_goes_on(
+    pipeline: Pipeline, sample: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = results(pipeline, sample, "aa", "a" * 14)
+    assert [type(each) for each in failed] == [Failure, Failure]
+    assert all(isinstance(each, Failure) and each.code == "internal" for each in failed)
+    assert "fourteen" in caplog.text
+    assert isinstance(results(pipeline, sample, "aa")[0], Answer)
+
+
+@pytest.mark.parametrize("given", [[], [1, 2], [object()]])
+def test_a_node_that_breaks_its_contract_fails_its_batch(
+    pipeline: Pipeline, sample: Any, monkeypatch: pytest.MonkeyPatch, given: list[object]
+) -> None:
+    monkeypatch.setattr(Collect, "run", lambda self, requests: given)
+    (failed,) = results(pipeline, sample, "aa")
+    assert isinstance(failed, Failure)
+    assert failed.code == "internal"
+
+
+def test_too_few_rows_fail_the_request(
+    pipeline: Pipeline, sample: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Collect, "run", lambda self, requests: [Rows(())] * len(requests))
+    assert results(pipeline, sample, "aa") == [Failure("0 rows for 1 samples", "internal", None, 1)]
+
+
+def test_dropped_requests_never_reach_the_model(pipeline: Pipeline, sample: Any) -> None:
+    batch = [pipeline.prepare([sample("aa")]) for _ in range(3)]
+    batch[1].wanted = lambda: False
+    assert [type(each) for each in pipeline.submit(batch).result(timeout=20)] == [Answer, Dropped, Answer]
+    assert Total.launches == [("total", 2)]
+
+
+def test_a_batch_of_dropped_requests_launches_nothing(pipeline: Pipeline, sample: Any) -> None:
+    batch = [pipeline.prepare([sample("aa")]) for _ in range(2)]
+    for prepared in batch:
+        prepared.wanted = lambda: False
+    assert pipeline.submit(batch).result(timeout=20) == [Dropped(0), Dropped(0)]
+    assert Total.launches == []
+
+
+def test_wanted_is_asked_at_every_model_and_stays_no(no_artifacts: ArtifactStore, sample: Any) -> None:
+    nodes = {**ONE, "again": {"kind": f"{ME}:Again", "inputs": ["total"]}}
+    nodes["rows"] = {"kind": f"{ME}:Collect", "inputs": ["again"]}
+    answers = iter([True, False])
+    with Pipeline.open(config(**nodes), no_artifacts) as pipeline:
+        prepared = pipeline.prepare([sample("aa")])
+        prepared.wanted = lambda: next(answers)
+        assert pipeline.submit([prepared]).result(timeout=20) == [Dropped(1)]
+
+
+class Again(Node):
+    """A second model behind the first."""
+
+    consumes = (Scores,)
+    produces = Scores
+    is_model = True
+
+    def run(self, requests: Sequence[tuple[Any, ...]]) -> Sequence[object]:
+        return [scores for (scores,) in requests]
+
+
+def test_wanted_that_raises_fails_its_own_request_only(pipeline: Pipeline, sample: Any) -> None:
+    batch = [pipeline.prepare([sample("aa")]) for _ in range(2)]
+
+    def broken() -> bool:
+        raise OSError("clock")
+
+    batch[0].wanted = broken
+    assert [type(each) for each in pipeline.submit(batch).result(timeout=20)] == [Failure, Answer]
+
+
+def test_a_batch_over_capacity_is_the_callers_mistake(pipeline: Pipeline, sample: Any) -> None:
+    batch = [pipeline.prepare([sample("a")] * 4) for _ in range(5)]
+    with pytest.raises(ValueError, match="20 samples"):
+        pipeline.submit(batch)
+    with pytest.raises(ValueError, match="0 requests"):
+        pipeline.submit([])
+
+
+def test_close_waits_for_what_runs_and_takes_no_more(no_artifacts: ArtifactStore, sample: Any) -> None:
+    Total.barriers["gate"] = threading.Barrier(2)
+    nodes = {**ONE, "total": {**ONE["total"], "barrier": "gate"}}
+    pipeline = Pipeline.open(config(**nodes), no_artifacts)
+    prepared = pipeline.prepare([sample("aa")])
+    future = pipeline.submit([prepared])
+    closer = threading.Thread(target=pipeline.close)
+    closer.start()
+    Total.barriers["gate"].wait(timeout=20)
+    closer.join(timeout=20)
+    assert isinstance(future.result(timeout=0)[0], Answer)
+    pipeline.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        pipeline.submit([prepared])
+
+
+def test_close_is_bounded_and_fails_what_hangs(no_artifacts: ArtifactStore, sample: Any) -> None:
+    Total.barriers["never"] = threading.Barrier(2)
+    nodes = {**ONE, "total": {**ONE["total"], "barrier": "never"}}
+    pipeline = Pipeline.open(config(**nodes), no_artifacts)
+    future = pipeline.submit([pipeline.prepare([sample("aa")])])
+    pipeline.close(timeout_s=0.05)
+    (failed,) = future.result(timeout=0)
+    assert failed == Failure("the pipeline closed", "internal", None, 1)
+    Total.barriers["never"].abort()
+
+
+def test_errors_at_open_name_the_node(no_artifacts: ArtifactStore) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Pipeline.open(config(**{**ONE, "rows": {"kind": "encodr", "inputs": ["total"]}}), no_artifacts)
+    assert caught.value.key == "nodes.rows.kind"
