@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from schemas.messages import MAX_ID_CHARS, VERSION, ErrorCode, Reply, Request, Sample
 from schemas.plain import Limits, PlainError, check_plain, dotted, quote
-from schemas.salvage import find_invalid_text, find_request_id
+from schemas.salvage import find_invalid_text, find_request_id, find_unpackable
 
 REQUEST_LIMITS = Limits()
 REPLY_LIMITS = Limits(max_bytes=16 << 20, max_items=2_000_000, max_text_bytes=1 << 20)
@@ -112,13 +112,14 @@ def _put(message: dict[str, Any], **optional: object) -> None:
 
 def _pack(message: dict[str, Any]) -> bytes:
     try:
-        check_plain(message, REPLY_LIMITS)
+        check_plain(message, REPLY_LIMITS, texts=False)
     except PlainError as error:
         raise EncodeError(str(error), error.field) from error
     try:
         packed: bytes = msgpack.packb(message)
-    except UnicodeEncodeError as error:  # a lone surrogate in a row or an option
-        raise EncodeError(f"{quote(error.object)} is not encodable as UTF-8") from error
+    except (UnicodeEncodeError, OverflowError) as error:
+        reason = "an integer of more than 64 bits" if isinstance(error, OverflowError) else "not Unicode text"
+        raise EncodeError(reason, find_unpackable(message)) from error
     return packed
 
 
@@ -129,7 +130,7 @@ def _decode(data: bytes, limits: Limits, model: type[Model]) -> Model:
     unpacked = _unpack(data)
     request_id = _id_of(unpacked)
     try:
-        check_plain(unpacked, limits)
+        check_plain(unpacked, limits, texts=len(data) > limits.max_text_bytes, keys=False)
     except PlainError as error:
         raise DecodeError(_PLAIN_CODES[error.reason], str(error), error.field, request_id) from error
     _check_version(unpacked.get("v"), request_id)
@@ -213,17 +214,20 @@ def _check_version(version: object, request_id: str | None) -> None:
 
 def describe(error: ValidationError) -> tuple[str | None, str]:
     """(path, message) of the first thing wrong with a message, its value quoted and bounded."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    keys = list(first["loc"])
-    if keys and keys[-1] in _BRANCHES:
-        keys.pop()
-    text = first["msg"].removeprefix("Value error, ")
+    errors = error.errors(include_url=False, include_context=False)
+    first, keys = errors[0], list(errors[0]["loc"])
     if first["type"] == "missing":
         return dotted(keys), "missing"
+    if first["type"] == "value_error":  # our own, which quotes
+        return dotted(keys), first["msg"].removeprefix("Value error, ")
+    texts = [first["msg"]]
+    if keys and keys[-1] in _BRANCHES:  # each alternative of a union is reported, its name ending the path
+        keys.pop()
+        texts = [each["msg"] for each in errors if list(each["loc"][:-1]) == keys]
+    text = " or ".join(each.removeprefix("Input ") for each in texts).replace(" or should be ", " or ")
     return dotted(keys), f"{text}, got {quote(first['input'])}"
 
 
 _BRANCHES = frozenset(
     {"constrained-str", "constrained-int", "constrained-float", "str", "int", "float", "bool"}
 )
-"""Pydantic ends the path with the tried alternative of a union."""

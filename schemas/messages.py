@@ -1,22 +1,34 @@
 """What travels: requests, replies and their parts, as frozen pydantic models.
 
-Contract: a model that exists is valid (types are strict, floats finite, strings encodable as UTF-8), so
-whoever holds one need not check again; building one from bad values raises pydantic's ValidationError, a
-ValueError that names the field. Unknown keys are ignored. Times are integers in milliseconds since the
-epoch (deadline_ms) or plain durations (every other *_ms). Knows neither msgpack, Kafka nor torch.
+Contract: a model that exists is valid (types are strict, floats finite), so whoever holds one need not check
+again; building one from bad values raises pydantic's ValidationError, a ValueError that names the field. Only
+strings that are not Unicode text (lone surrogates) are left to the encoder to refuse. Unknown keys are ignored. Times
+are milliseconds: since the epoch in deadline_ms, durations elsewhere. Knows neither msgpack, Kafka nor torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    PlainValidator,
+    model_validator,
+)
+
+from schemas.plain import quote
 
 VERSION: Final = 1
 """Rises only when a message can no longer be read by the old rules; adding a key is no new version."""
 
 MAX_ID_CHARS: Final = 128
+MAX_FIELDS: Final = 256
 
 
 class Outcome(StrEnum):
@@ -68,6 +80,27 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _token_ids(value: object) -> tuple[int, ...]:
+    """Checked whole: an item at a time costs pydantic more than the rest of a message together."""
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"should be a list of integers, got {quote(value)}")
+    if set(map(type, value)) <= {int} and _in_vocabulary(value):
+        return tuple(value)
+    index = next(i for i, item in enumerate(value) if type(item) is not int or not _in_vocabulary((item,)))
+    raise ValueError(f"item {index} is {quote(value[index])}, not a token id")
+
+
+def _few(value: object) -> object:
+    """Bounds what a wrong map can cost: pydantic reports every value of it."""
+    if isinstance(value, dict) and len(value) > MAX_FIELDS:
+        raise ValueError(f"{len(value)} fields, more than {MAX_FIELDS}")
+    return value
+
+
+def _in_vocabulary(ids: Sequence[int]) -> bool:
+    return not ids or (min(ids) >= 0 and max(ids) < 2**31)
+
+
 def _or(default: object) -> BeforeValidator:
     """Null means absent, so that a producer may write every key it knows of."""
     return BeforeValidator(lambda value: default if value is None else value)
@@ -75,22 +108,19 @@ def _or(default: object) -> BeforeValidator:
 
 Text = Annotated[str, Field(strict=True)]
 Name = Annotated[str, Field(strict=True, min_length=1, max_length=MAX_ID_CHARS)]
-Whole = Annotated[
-    int, Field(strict=True, ge=-(2**63), lt=2**64), BeforeValidator(_whole)
-]  # as msgpack has it
+Integer = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**64)]  # what msgpack can hold
+Whole = Annotated[Integer, BeforeValidator(_whole)]
 Count = Annotated[int, Field(strict=True, ge=0, lt=2**63), BeforeValidator(_whole)]
 Duration = Annotated[FiniteFloat, Field(ge=0)]  # milliseconds
-TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+TokenIds = Annotated[tuple[int, ...], PlainValidator(_token_ids)]
 FieldValue = Annotated[
     Text
-    | Annotated[int, Field(strict=True, ge=-(2**63), lt=2**64)]
+    | Integer
     | Annotated[float, Field(strict=True, allow_inf_nan=False)]
     | Annotated[bool, Field(strict=True)],
     Field(union_mode="left_to_right"),
 ]
-RowId = Annotated[
-    Name | Annotated[int, Field(strict=True, ge=-(2**63), lt=2**64)], Field(union_mode="left_to_right")
-]
+RowId = Annotated[Name | Integer, Field(union_mode="left_to_right")]
 
 
 class _Message(BaseModel):
@@ -102,8 +132,8 @@ class Sample(_Message):
 
     id: RowId | None = None
     text: Text | None = None
-    fields: dict[Text, FieldValue] | None = None
-    token_ids: Annotated[tuple[TokenId, ...], Field(fail_fast=True)] | None = None
+    fields: Annotated[dict[Text, FieldValue], BeforeValidator(_few)] | None = None
+    token_ids: TokenIds | None = None
 
     @model_validator(mode="after")
     def _exactly_one_content(self) -> Sample:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 Reason = Literal["depth", "items", "text", "number", "type", "key"]
 Path = tuple["Path", str | int] | None
@@ -36,8 +36,16 @@ class PlainError(ValueError):
         self.field = field
 
 
-def check_plain(root: dict[str, Any] | list[Any], limits: Limits) -> None:
-    """Raise PlainError unless `root` is plain, finite and within depth, items and text bytes."""
+_LEAVES: Final = frozenset({str, int, bool, bytes, type(None)})
+_NUMBERS: Final = frozenset({int, float})
+
+
+def check_plain(root: dict[str, Any], limits: Limits, *, texts: bool = True, keys: bool = True) -> None:
+    """Raise PlainError unless `root` is plain, finite and within depth, items and text bytes.
+
+    Readers leave out what they know to hold: `texts` for a message shorter than the longest text allowed,
+    `keys` where only strings became keys.
+    """
     num_items = 0
     stack: list[tuple[Any, int, Path]] = [(root, 1, None)]
     while stack:
@@ -47,36 +55,41 @@ def check_plain(root: dict[str, Any] | list[Any], limits: Limits) -> None:
             raise PlainError("depth", field_name(path), f"nested deeper than {limits.max_depth} levels")
         if num_items > limits.max_items:
             raise PlainError("items", field_name(path), f"more than {limits.max_items} items in all")
-        if isinstance(node, dict):
+        is_map = isinstance(node, dict)
+        if is_map and keys:
             _check_keys(node, path)
-            entries: Iterable[tuple[str | int, Any]] = node.items()
-        elif _is_numbers(node):
-            continue
-        else:
-            entries = enumerate(node)
-        for key, value in entries:
-            kind = type(value)
-            if kind is dict or kind is list or kind is tuple:
+        kinds = set(map(type, node.values() if is_map else node))
+        if (kinds <= _LEAVES and not texts) or (kinds == {int} and not is_map):
+            continue  # token ids and most maps: no loop in Python
+        if kinds <= _NUMBERS and not is_map and isfinite(sum(map(float, node))):
+            continue  # vectors
+        for key, value in node.items() if is_map else enumerate(node):
+            if isinstance(value, (dict, list, tuple)) and type(value) in _CONTAINERS:
                 stack.append((value, depth + 1, (path, key)))
-            elif kind is str:
-                if len(value) * 4 > limits.max_text_bytes:
-                    _check_text(value, limits, (path, key))
             else:
-                _check_scalar(value, (path, key))
+                _check_scalar(value, limits, (path, key))
 
 
-def _is_numbers(node: list[Any] | tuple[Any, ...]) -> bool:
-    """True for lists of ints or finite floats alone: token ids and vectors, checked without a Python loop."""
-    kinds = set(map(type, node))
-    return kinds == {int} or (kinds <= {int, float} and isfinite(sum(map(float, node))))
+_CONTAINERS: Final = frozenset({dict, list, tuple})  # msgpack's ExtType is a tuple, but not exactly one
 
 
 def _check_keys(node: dict[Any, Any], path: Path) -> None:
-    if set(map(type, node)) <= {str}:
-        return
     for key in node:
         if not isinstance(key, str):
             raise PlainError("key", field_name(path), f"map key {quote(key)} is not a string")
+
+
+def _check_scalar(value: object, limits: Limits, path: Path) -> None:
+    if isinstance(value, str):
+        if len(value) * 4 > limits.max_text_bytes:
+            _check_text(value, limits, path)
+    elif isinstance(value, float):
+        if not isfinite(value):
+            raise PlainError("number", field_name(path), f"{value} is not a finite number")
+    elif isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise PlainError("number", field_name(path), f"{quote(value)} does not fit 64 bits")
+    elif value is not None and not isinstance(value, (int, bytes)):
+        raise PlainError("type", field_name(path), f"a value of type {type(value).__name__} is not allowed")
 
 
 def _check_text(value: str, limits: Limits, path: Path) -> None:
@@ -84,19 +97,6 @@ def _check_text(value: str, limits: Limits, path: Path) -> None:
     if size > limits.max_text_bytes:
         message = f"text of {size} bytes, more than {limits.max_text_bytes}: {quote(value)}"
         raise PlainError("text", field_name(path), message)
-
-
-def _check_scalar(value: object, path: Path) -> None:
-    if value is None or isinstance(value, (bool, bytes, str)):
-        return
-    if isinstance(value, int):
-        if not -(2**63) <= value < 2**64:
-            raise PlainError("number", field_name(path), f"{quote(value)} does not fit 64 bits")
-    elif isinstance(value, float):
-        if not isfinite(value):
-            raise PlainError("number", field_name(path), f"{value} is not a finite number")
-    else:
-        raise PlainError("type", field_name(path), f"a value of type {type(value).__name__} is not allowed")
 
 
 def field_name(path: Path) -> str | None:

@@ -46,12 +46,19 @@ def find_invalid_text(data: bytes) -> str | None:
         )
     except _BROKEN:
         return None
+    return find_unpackable(root)
+
+
+def find_unpackable(root: object) -> str | None:
+    """The path of the first string, key or value, with a lone surrogate, or integer of more than 64 bits."""
     stack: list[tuple[Any, Path]] = [(root, None)]
     for _ in range(_MAX_VALUES):
         if not stack:
             break
         value, path = stack.pop()
-        if isinstance(value, str) and not _is_text(value):
+        if (isinstance(value, str) and not _is_text(value)) or (
+            isinstance(value, int) and not -(2**63) <= value < 2**64
+        ):
             return field_name(path)
         if isinstance(value, dict):
             entries = list(islice(value.items(), _MAX_VALUES))
@@ -59,7 +66,7 @@ def find_invalid_text(data: bytes) -> str | None:
             if broken is not None:
                 return field_name((path, broken.encode("utf-8", "replace").decode()))
             stack.extend((item, (path, key)) for key, item in reversed(entries))
-        elif isinstance(value, list):
+        elif isinstance(value, (list, tuple)):
             stack.extend(
                 (item, (path, index)) for index, item in reversed(list(enumerate(value[:_MAX_VALUES])))
             )
