@@ -1,0 +1,206 @@
+"""Prepared requests into the engine: a batch whenever a slot is free, checked against Redis and the clock.
+
+One Execution a pipeline, on the event loop; the engine runs on its own threads. No timer waits for company: a
+free slot takes what is there. Deadlines are checked while waiting, when a batch forms, right before the model
+launches (`wanted`, on the lane's thread) and before publishing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from engine.answers import Answer, Failure, Result
+from engine.pipeline import Pipeline
+from schemas.deadlines import CANCELLED
+from schemas.messages import ErrorCode
+from worker.batching import Ahead, Budget
+from worker.deadlines import Deadline, effective
+from worker.estimate import ServiceTime
+from worker.metrics import PipelineMetrics
+from worker.records import Verdict, Work
+from worker.redis_deadlines import DeadlineStore
+from worker.verdicts import expiry, judge, refusal
+from worker.waiting import WaitingRoom
+from worker.window import Busy
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class ExecutionRules:
+    """overload_factor 0: never refuse for load. publish_late: send an answer even after its deadline."""
+
+    overload_factor: float = 1.0
+    publish_late: bool = False
+
+
+class Execution:
+    """Queue and slots of one pipeline. Works leave through `settle` (counted as busy) or `release`."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        store: DeadlineStore,
+        busy: Busy,
+        metrics: PipelineMetrics,
+        rules: ExecutionRules,
+        *,
+        settle: Callable[[Work, Verdict], Coroutine[Any, Any, None]],
+        release: Callable[[Work], None],
+    ) -> None:
+        self._pipeline = pipeline
+        self._store = store
+        self._clock = store.clock
+        self._busy = busy
+        self._metrics = metrics
+        self._rules = rules
+        self._settle = settle
+        self._release = release
+        self._budget = Budget(pipeline.capacity.tokens, pipeline.capacity.samples)
+        self._slots = pipeline.capacity.batches
+        self._room = WaitingRoom(self._budget, self._clock, self.finish, metrics.queue)
+        self._service = ServiceTime()
+        self._running: dict[asyncio.Task[None], Ahead] = {}
+        self._settling: set[asyncio.Task[None]] = set()
+        self._held = False
+        self._abandoned = False
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._room)
+
+    def push(self, work: Work) -> None:
+        """Take a prepared request: it runs, expires in the queue, or is refused as hopeless."""
+        if (verdict := self._hopeless(work)) is not None:
+            self.finish(work, verdict)
+            return
+        self._room.push(work)
+        self._fill()
+
+    def finish(self, work: Work, verdict: Verdict) -> None:
+        """Settle a work that is not in a batch."""
+        self._busy.begin()
+        self._end(work, verdict)
+
+    def hold(self) -> list[Work]:
+        """Form no batch until `resume`; gives back what waits."""
+        self._held = True
+        return self._room.drain()
+
+    def resume(self) -> None:
+        self._held = False
+        self._fill()
+
+    def abandon(self) -> None:
+        """The process ends: nothing more reaches a model, and nothing is waited for."""
+        self._abandoned = self._held = True
+        for task in [*self._running, *self._settling]:
+            task.cancel()
+
+    def _hopeless(self, work: Work) -> Verdict | None:
+        """Refuse now what the queue ahead would let expire. Never when a slot is free: an estimate spoilt by
+        one slow batch must be able to mend itself."""
+        assert work.deadline is not None, "admitted"
+        remaining_ms = work.deadline.remaining_ms(self._clock.now_ms())
+        if remaining_ms is None or not self._rules.overload_factor or len(self._running) < self._slots:
+            return None
+        ahead = [self._room.ahead_of(work.priority), *self._running.values()]
+        tokens = sum(each.tokens for each in ahead) + work.num_tokens
+        samples = sum(each.samples for each in ahead) + work.num_samples
+        wait_ms = self._service.wait_ms(Ahead(tokens, samples), self._budget, self._slots)
+        if wait_ms is None or wait_ms * self._rules.overload_factor <= remaining_ms:
+            return None
+        message = f"about {wait_ms:.0f} ms of work ahead, {remaining_ms} ms left to the deadline"
+        return refusal(ErrorCode.OVERLOADED, message)
+
+    def _fill(self) -> None:
+        """Start batches while slots are free."""
+        while not self._held and len(self._running) < self._slots and (batch := self._room.form()):
+            self._busy.begin(len(batch))
+            task = asyncio.create_task(self._run(batch))
+            tokens = sum(work.num_tokens for work in batch)
+            self._running[task] = Ahead(tokens, sum(work.num_samples for work in batch))
+            task.add_done_callback(self._batch_done)
+
+    def _batch_done(self, task: asyncio.Task[None]) -> None:
+        del self._running[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("a batch was lost to a bug: the watchdog will end the process", exc_info=error)
+        self._fill()
+
+    async def _run(self, batch: list[Work]) -> None:
+        formed_s = time.perf_counter()
+        wanted = await self._check(batch)
+        launched_s = time.perf_counter()
+        self._metrics.stage["lookup"].observe(launched_s - formed_s)
+        if not wanted:
+            return
+        for work in wanted:
+            work.launched_s = launched_s
+            self._metrics.stage["queue"].observe(launched_s - work.received_s - work.tokenize_s)
+        results = await self._submit(wanted)
+        self._learn(wanted, results, time.perf_counter() - launched_s)
+        now_ms = self._clock.now_ms()
+        for work, result in zip(wanted, results, strict=True):
+            work.model_runs = result.model_runs
+            if isinstance(result, Answer):
+                work.gpu_ms = result.gpu_ms
+            verdict = judge(work, result, now_ms, publish_late=self._rules.publish_late)
+            if verdict is None:
+                self._busy.end()
+                self._release(work)
+            else:
+                self._end(work, verdict)
+
+    async def _check(self, batch: list[Work]) -> list[Work]:
+        """Ask Redis once for the whole batch; settle what is cancelled or over."""
+        found = await self._store.lookup([work.request_id or "" for work in batch])
+        wanted = []
+        for work in batch:
+            assert work.deadline is not None, "admitted"
+            deadline = effective(work.deadline, found.get(work.request_id or ""))
+            if deadline is CANCELLED:
+                self._end(work, refusal(ErrorCode.CANCELLED, "cancelled by its producer"))
+                continue
+            assert isinstance(deadline, Deadline), "either cancelled or a deadline"
+            work.deadline = deadline
+            if (verdict := expiry(work, self._clock.now_ms(), "when its batch formed")) is not None:
+                self._end(work, verdict)
+            else:
+                wanted.append(work)
+        return wanted
+
+    async def _submit(self, batch: list[Work]) -> Sequence[Result]:
+        prepared = []
+        for work in batch:
+            assert work.prepared is not None, "admitted"
+            assert work.deadline is not None, "admitted"
+            work.prepared.wanted = self._wanted(work.deadline)
+            prepared.append(work.prepared)
+        try:
+            return await asyncio.wrap_future(self._pipeline.submit(prepared))
+        except Exception as error:  # the engine's future never fails: this is its bug, and only this batch's
+            log.exception("a batch could not be run: its requests fail", requests=len(batch))
+            return [Failure(f"{type(error).__name__}: {error}", "internal", None, 0)] * len(batch)
+
+    def _wanted(self, deadline: Deadline) -> Callable[[], bool]:
+        return lambda: not (self._abandoned or deadline.expired(self._clock.now_ms()))
+
+    def _learn(self, batch: list[Work], results: Sequence[Result], took_s: float) -> None:
+        tokens = sum(work.num_tokens for work in batch)
+        self._metrics.stage["execute"].observe(took_s)
+        self._metrics.batches.inc()
+        self._metrics.batch_tokens.observe(tokens)
+        if any(isinstance(result, Answer) for result in results):
+            self._service.observe(tokens, took_s * 1000)
+
+    def _end(self, work: Work, verdict: Verdict) -> None:
+        task = asyncio.create_task(self._settle(work, verdict))
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)

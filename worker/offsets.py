@@ -1,0 +1,165 @@
+"""What may be committed: per partition the contiguous prefix of records that are done.
+
+Pure bookkeeping, no I/O; used by the event loop's thread alone. Offsets may have gaps (compaction,
+transaction markers): only offsets that were really taken count. Each assignment of a partition is an epoch of its own; a
+record of an older epoch can no longer change what is committed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import count
+
+from aiokafka import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a record came from and under which epoch. `attempt` 2: an earlier owner had taken it already."""
+
+    partition: TopicPartition
+    offset: int
+    epoch: int
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`offset`: the first record that is not done; `taken`: one past the last record taken."""
+
+    offset: int
+    taken: int
+
+
+class PartitionOffsets:
+    """One partition in one epoch: taken records in order, those of them that are done, and the commit."""
+
+    def __init__(self, epoch: int, position: int, taken_before: int, committed: Progress) -> None:
+        self.epoch = epoch
+        self.next = position
+        self.taken_before = taken_before
+        self._open: deque[int] = deque()  # taken and not in the done prefix, ascending
+        self._done: set[int] = set()  # done ahead of the prefix
+        self._uncommitted: deque[int] = deque()  # taken and at or past the committed offset
+        self._committed = committed
+
+    @property
+    def num_open(self) -> int:
+        """Records taken and not done."""
+        return len(self._open) - len(self._done)
+
+    @property
+    def num_uncommitted(self) -> int:
+        """Records that would come again if this process died now."""
+        return len(self._uncommitted)
+
+    @property
+    def progress(self) -> Progress:
+        """What a commit would say now. Never falls within an epoch."""
+        return Progress(self._open[0] if self._open else self.next, max(self.next, self.taken_before))
+
+    @property
+    def changed(self) -> bool:
+        """Whether a commit would say something new."""
+        return self.progress != self._committed
+
+    def take(self, offset: int) -> None:
+        assert offset >= self.next, f"offset {offset} was taken before"
+        self._open.append(offset)
+        self._uncommitted.append(offset)
+        self.next = offset + 1
+
+    def done(self, offset: int) -> None:
+        self._done.add(offset)
+        while self._open and self._open[0] in self._done:
+            self._done.remove(self._open.popleft())
+
+    def skip_to(self, position: int) -> None:
+        """Nothing lies between the last record taken and `position`; only believed while nothing is open."""
+        if not self._open:
+            self.next = max(self.next, position)
+
+    def committed(self, progress: Progress) -> None:
+        self._committed = progress
+        while self._uncommitted and self._uncommitted[0] < progress.offset:
+            self._uncommitted.popleft()
+
+
+class OffsetTracker:
+    """All partitions that one consumer holds."""
+
+    def __init__(self) -> None:
+        self._partitions: dict[TopicPartition, PartitionOffsets] = {}
+        self._taken: dict[TopicPartition, int] = {}  # over all epochs of this process
+        self._epochs = count(1)
+
+    @property
+    def partitions(self) -> frozenset[TopicPartition]:
+        return frozenset(self._partitions)
+
+    @property
+    def num_open(self) -> int:
+        return sum(each.num_open for each in self._partitions.values())
+
+    @property
+    def num_uncommitted(self) -> int:
+        return sum(each.num_uncommitted for each in self._partitions.values())
+
+    def begin(self, partition: TopicPartition, position: int, taken_before: int = 0) -> None:
+        """A new epoch at `position`; offsets under `taken_before` are known to have been taken once."""
+        known = max(taken_before, self._taken.get(partition, 0))
+        committed = Progress(position, taken_before)
+        self._partitions[partition] = PartitionOffsets(next(self._epochs), position, known, committed)
+
+    def end(self, partitions: Iterable[TopicPartition]) -> None:
+        """The partitions are no longer ours: their records in flight can commit nothing any more."""
+        for partition in partitions:
+            self._partitions.pop(partition, None)
+
+    def take(self, partition: TopicPartition, offset: int) -> Place | None:
+        """A record was read. None: the partition is not ours (any more).
+
+        An offset lower than expected means that the topic was made anew: that is an epoch of its own.
+        """
+        state = self._partitions.get(partition)
+        if state is None:
+            return None
+        if offset < state.next:
+            state = PartitionOffsets(next(self._epochs), offset, 0, Progress(offset, 0))
+            self._partitions[partition] = state
+            self._taken[partition] = 0
+        attempt = 2 if offset < state.taken_before else 1
+        state.take(offset)
+        self._taken[partition] = max(self._taken.get(partition, 0), state.next)
+        return Place(partition, offset, state.epoch, attempt)
+
+    def current(self, place: Place) -> bool:
+        """Whether the record still belongs to this consumer."""
+        state = self._partitions.get(place.partition)
+        return state is not None and state.epoch == place.epoch
+
+    def done(self, place: Place) -> None:
+        """The record's outcome is settled (its reply acked, or dead, or given up). Once a record."""
+        if self.current(place):
+            self._partitions[place.partition].done(place.offset)
+
+    def skip_to(self, partition: TopicPartition, position: int) -> None:
+        """The consumer's own position, which also passes transaction markers and compacted ends."""
+        if partition in self._partitions:
+            self._partitions[partition].skip_to(position)
+
+    def next_offsets(self) -> dict[TopicPartition, int]:
+        """Where reading goes on."""
+        return {partition: state.next for partition, state in self._partitions.items()}
+
+    def to_commit(self) -> dict[TopicPartition, Progress]:
+        """What is new since the last commit."""
+        return {partition: each.progress for partition, each in self._partitions.items() if each.changed}
+
+    def committed(self, progress: Mapping[TopicPartition, Progress]) -> None:
+        """These commits were acknowledged."""
+        for partition, each in progress.items():
+            if partition in self._partitions:
+                self._partitions[partition].committed(each)

@@ -1,0 +1,187 @@
+"""The sections of the worker's configuration: one small frozen model for each part, defaults only here.
+
+A part gets its own section and nothing else. Times are milliseconds, sizes bytes; the key says which.
+configs/worker.yaml lists every setting with its default and what it is for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+Milliseconds = Annotated[int, Field(gt=0, le=86_400_000)]
+Port = Annotated[int, Field(ge=0, le=65_535)]
+TopicName = Annotated[str, Field(min_length=1, max_length=249, pattern=r"^[A-Za-z0-9._-]+$")]
+
+
+class Section(BaseModel):
+    """Frozen, and a key that it does not know is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SecuritySettings(Section):
+    """How to reach a protected cluster; the defaults are an open one."""
+
+    protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "PLAIN"
+    sasl_username: str | None = None
+    sasl_password: SecretStr | None = None
+    ssl_cafile: Path | None = None
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+    ssl_check_hostname: bool = True
+
+    @model_validator(mode="after")
+    def _sasl_is_complete(self) -> SecuritySettings:
+        if self.protocol.startswith("SASL") and (self.sasl_username is None or self.sasl_password is None):
+            raise ValueError(f"protocol {self.protocol!r} needs sasl_username and sasl_password")
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ValueError("ssl_keyfile is of no use without ssl_certfile")
+        return self
+
+
+class KafkaSettings(Section):
+    """The cluster and this worker's place in its consumer groups."""
+
+    bootstrap_servers: str = Field("localhost:9092", min_length=1)
+    client_id: str = Field("boundgen", min_length=1)
+    security: SecuritySettings = SecuritySettings()
+    auto_offset_reset: Literal["earliest", "latest"] = "earliest"
+    isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed"
+    fetch_max_wait_ms: Milliseconds = 500
+    fetch_max_bytes: int = Field(16 << 20, ge=1 << 10)
+    partition_fetch_bytes: int = Field(2 << 20, ge=1 << 10)
+    session_timeout_ms: Milliseconds = 10_000
+    heartbeat_interval_ms: Milliseconds = 1_000
+    rebalance_timeout_ms: Milliseconds = 15_000
+    revoke_drain_ms: Milliseconds = 2_000
+    max_poll_interval_ms: Milliseconds = 300_000
+    request_timeout_ms: Milliseconds = 20_000
+    metadata_max_age_ms: Milliseconds = 60_000
+    commit_interval_ms: Milliseconds = 100
+    commit_timeout_ms: Milliseconds = 2_000
+    start_timeout_ms: Milliseconds = 60_000
+    create_topics: bool = False
+    topic_partitions: int = Field(4, ge=1)
+    topic_replication: int = Field(-1, ge=-1)
+
+    @model_validator(mode="after")
+    def _times_fit(self) -> KafkaSettings:
+        budget = self.revoke_drain_ms + self.commit_timeout_ms
+        if budget >= self.rebalance_timeout_ms:
+            raise ValueError(
+                f"revoke_drain_ms + commit_timeout_ms = {budget}: a revocation must end within "
+                f"rebalance_timeout_ms = {self.rebalance_timeout_ms}"
+            )
+        if self.request_timeout_ms <= max(self.rebalance_timeout_ms, self.fetch_max_wait_ms):
+            raise ValueError(
+                f"request_timeout_ms = {self.request_timeout_ms}: must exceed rebalance_timeout_ms and "
+                "fetch_max_wait_ms, the longest that a broker holds a request"
+            )
+        if self.heartbeat_interval_ms * 2 > self.session_timeout_ms:
+            raise ValueError(
+                f"heartbeat_interval_ms = {self.heartbeat_interval_ms}: at most half of session_timeout_ms"
+            )
+        return self
+
+
+class ReplySettings(Section):
+    """Where replies may go and how hard the worker tries."""
+
+    topics: tuple[TopicName, ...] = ("boundgen.replies",)
+    max_bytes: int = Field(1_000_000, ge=1 << 10)
+    timeout_ms: Milliseconds = 3_000
+    retry_backoff_ms: Milliseconds = 100
+    give_up_ms: Milliseconds = 30_000
+    topic_recheck_ms: Milliseconds = 5_000
+    publish_late: bool = False
+
+
+class RedisSettings(Section):
+    """Deadlines that change after sending; url null turns them off."""
+
+    url: SecretStr | None = SecretStr("redis://localhost:6379/0")
+    timeout_ms: Milliseconds = 10
+    connect_timeout_ms: Milliseconds = 1_000
+    retry_ms: Milliseconds = 1_000
+    refresh_ms: Milliseconds = 5_000
+
+
+class DeadlineSettings(Section):
+    """Bounds on what a message may ask for."""
+
+    default_timeout_ms: Milliseconds | None = None
+    max_timeout_ms: Milliseconds = 86_400_000
+    max_extension_ms: Milliseconds = 60_000
+
+
+class LimitSettings(Section):
+    """What a record may hold before it is looked at any further."""
+
+    max_bytes: int = Field(1 << 20, ge=64)
+    max_depth: int = Field(8, ge=3)
+    max_items: int = Field(100_000, ge=16)
+    max_samples: int = Field(1_024, ge=1)
+    max_text_bytes: int = Field(1 << 18, ge=1)
+
+
+class QueueSettings(Section):
+    """How much one pipeline takes in before it stops reading, and when it says no."""
+
+    max_requests: int = Field(1_024, ge=1)
+    max_bytes: int = Field(64 << 20, ge=1 << 10)
+    max_uncommitted: int = Field(8_192, ge=1)
+    prepare_threads: int = Field(1, ge=1, le=64)
+    overload_factor: float = Field(1.0, ge=0)
+
+
+class PipelineSettings(Section):
+    """One pipeline of this worker and where its requests come from."""
+
+    config: Path
+    topic: TopicName | None = None
+    group: str | None = Field(None, min_length=1)
+    queue: QueueSettings | None = None
+
+
+class EngineSettings(Section):
+    """What runs the artifacts."""
+
+    device: str = "cpu"
+    lanes: int = Field(1, ge=1, le=64)
+    threads: int = Field(1, ge=1)
+    artifacts: dict[str, Path] = {}
+
+
+class HttpSettings(Section):
+    """Where /metrics, /health and /ready answer; port 0 takes a free one."""
+
+    enabled: bool = True
+    host: str = "127.0.0.1"
+    port: Port = 9464
+
+
+class ShutdownSettings(Section):
+    """How long an orderly end may take."""
+
+    grace_ms: Milliseconds = 10_000
+    close_ms: Milliseconds = 5_000
+
+
+class WatchdogSettings(Section):
+    """How long something may stand still before the process ends itself."""
+
+    progress_ms: Milliseconds = 60_000
+    poll_ms: Milliseconds = 60_000
+    loop_ms: Milliseconds = 10_000
+    commit_ms: Milliseconds = 30_000
+
+
+class LogSettings(Section):
+    """Lines on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["json", "console"] = "json"
