@@ -2,8 +2,9 @@
 
 Contract: a model that exists is valid (types are strict, floats finite), so whoever holds one need not check
 again; building one from bad values raises pydantic's ValidationError, a ValueError that names the field. Only
-strings that are not Unicode text (lone surrogates) are left to the encoder to refuse. Unknown keys are ignored. Times
-are milliseconds: since the epoch in deadline_ms, durations elsewhere. Knows neither msgpack, Kafka nor torch.
+strings that are not Unicode text (lone surrogates) are left to the encoder to refuse. Unknown keys are
+ignored. Times are milliseconds: since the epoch in deadline_ms, durations elsewhere. Knows neither msgpack,
+Kafka nor torch.
 """
 
 from __future__ import annotations

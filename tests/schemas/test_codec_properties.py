@@ -26,10 +26,7 @@ from schemas.messages import (
 )
 
 # No deadline: a shared machine stalls at will.
-settings.register_profile(
-    "boundgen", max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("boundgen")
+many = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
@@ -89,16 +86,19 @@ def error_of(data: bytes) -> DecodeError:
     return caught.value
 
 
+@many
 @given(requests)
 def test_request_survives_the_wire(request_):
     assert decode_request(encode_request(request_)) == request_
 
 
+@many
 @given(replies)
 def test_reply_survives_the_wire(reply):
     assert decode_reply(encode_reply(reply)) == reply
 
 
+@many
 @given(requests, st.dictionaries(names, plain, max_size=3), st.dictionaries(names, plain, max_size=3))
 def test_unknown_keys_are_ignored(request_, extra, extra_in_sample):
     message = as_map(request_)
@@ -108,6 +108,7 @@ def test_unknown_keys_are_ignored(request_, extra, extra_in_sample):
     assert decode_request(msgpack.packb(message)) == request_
 
 
+@many
 @given(replies, st.dictionaries(names, plain, max_size=3))
 def test_unknown_keys_of_a_reply_are_ignored(reply, extra):
     message = msgpack.unpackb(encode_reply(reply))
@@ -116,6 +117,7 @@ def test_unknown_keys_of_a_reply_are_ignored(reply, extra):
     assert decode_reply(msgpack.packb(message)) == reply
 
 
+@many
 @given(
     requests,
     st.dictionaries(integers | st.binary(max_size=4) | st.none() | st.booleans(), scalars, max_size=4),
@@ -128,6 +130,7 @@ def test_keys_that_are_no_strings_are_unknown_keys(request_, extra):
     assert decode_request(msgpack.packb({**extra, **message})) == request_
 
 
+@many
 @given(requests)
 def test_null_is_the_same_as_absent(request_):
     message = {"deadline_ms": None, "timeout_ms": None, "priority": None, "options": None, **as_map(request_)}
@@ -136,6 +139,7 @@ def test_null_is_the_same_as_absent(request_):
     assert decode_request(msgpack.packb(message)) == request_
 
 
+@many
 @given(requests, st.sampled_from(["v", "id", "pipeline", "samples"]), st.booleans())
 def test_required_keys_may_be_neither_null_nor_absent(request_, key, absent):
     message = as_map(request_)
@@ -148,6 +152,7 @@ def test_required_keys_may_be_neither_null_nor_absent(request_, key, absent):
     assert error.request_id == (None if key == "id" else request_.id)
 
 
+@many
 @given(requests, st.integers(VERSION + 1, 2**63))
 def test_a_newer_version_is_refused_and_the_request_named(request_, version):
     error = error_of(msgpack.packb({**as_map(request_), "v": version, "id": request_.id}))
@@ -156,6 +161,7 @@ def test_a_newer_version_is_refused_and_the_request_named(request_, version):
     assert str(version) in str(error)
 
 
+@many
 @given(requests, st.data())
 def test_truncated_bytes(request_, data):
     whole = encode_request(request_)
@@ -165,12 +171,14 @@ def test_truncated_bytes(request_, data):
     assert error.request_id in (None, request_.id)
 
 
+@many
 @given(requests, st.binary(min_size=1, max_size=20))
 def test_trailing_bytes(request_, more):
     error = error_of(encode_request(request_) + more)
     assert (error.code, error.request_id) == (ErrorCode.MALFORMED, request_.id)
 
 
+@many
 @given(requests, st.sampled_from([math.nan, math.inf, -math.inf]), st.booleans())
 def test_numbers_that_are_none_are_refused_with_their_place(request_, number, unknown):
     message = as_map(request_)
@@ -185,6 +193,7 @@ def test_numbers_that_are_none_are_refused_with_their_place(request_, number, un
     )
 
 
+@many
 @given(requests, names, st.sampled_from(["\ud800", "\udfff", "a\udc80b"]))
 def test_lone_surrogates_are_refused_on_both_sides(request_, key, broken):
     for part, field in (
@@ -204,6 +213,7 @@ def test_lone_surrogates_are_refused_on_both_sides(request_, key, broken):
     assert error.request_id == request_.id
 
 
+@many
 @given(requests, st.sampled_from([b"\xff", b"\xc3\x28", b"\xe2\x82", b"\xf0\x28\x8c\x28"]))
 def test_invalid_utf8_is_refused_with_its_place(request_, broken):
     message = as_map(request_)
@@ -218,6 +228,7 @@ def test_invalid_utf8_is_refused_with_its_place(request_, broken):
     assert error.request_id == request_.id
 
 
+@many
 @given(requests, st.data())
 def test_damaged_bytes_decode_or_raise_only_decode_error(request_, data):
     damaged = bytearray(encode_request(request_))
@@ -228,6 +239,7 @@ def test_damaged_bytes_decode_or_raise_only_decode_error(request_, data):
             decode(bytes(damaged))
 
 
+@many
 @given(st.binary(max_size=200))
 def test_random_bytes_raise_only_decode_error(data):
     for decode in (decode_request, decode_reply):
@@ -235,6 +247,7 @@ def test_random_bytes_raise_only_decode_error(data):
             decode(data)
 
 
+@many
 @given(plain)
 def test_any_plain_value_raises_only_decode_error(value):
     for decode in (decode_request, decode_reply):
@@ -242,6 +255,7 @@ def test_any_plain_value_raises_only_decode_error(value):
             decode(msgpack.packb(value))
 
 
+@many
 @given(
     st.dictionaries(
         st.sampled_from(["v", "id", "pipeline", "samples", "outcome", "results", "options"]), plain
