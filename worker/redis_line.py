@@ -31,7 +31,6 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 CLOCK_SAMPLES = 3  # probes after connecting; the quickest sets the clock
-LATE_TURNS = 3  # turns of the event loop in which an answer that came in time is read after a late wake-up
 
 
 @dataclass(frozen=True)
@@ -109,11 +108,12 @@ class RedisLine:
         return None
 
     async def _within_cap(self, task: asyncio.Future[T]) -> T:
-        """Wait for a task of this line; TimeoutError after timeout_ms. Leaves the task running then."""
+        """The result of a task of this line; TimeoutError after timeout_ms, the task left running.
+
+        Not wait_for, which cancels at once: when the loop was late, not Redis, the answer already lies in
+        the socket and is read before the waiter wakes.
+        """
         await asyncio.wait({task}, timeout=self._options.timeout_ms / 1000)
-        for _ in range(LATE_TURNS):  # the loop may have been late, not Redis: then the answer is here
-            if not task.done():
-                await asyncio.sleep(0)
         if not task.done():
             raise TimeoutError
         return task.result()
