@@ -11,9 +11,9 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from kafka_service import Broker, answers, create_topic, embedded_broker
-from redis_service import embedded_redis
+from kafka_service import Broker, answers, create_topic
 from tcp_proxy import TcpProxy
+from tools.demo.servers import embedded_broker, embedded_redis
 
 
 async def produce_and_read(bootstrap: str, topic: str) -> list[bytes]:
@@ -35,11 +35,11 @@ async def test_broker_takes_and_gives_records(kafka, topics):
 
 
 async def test_embedded_broker_takes_and_gives_records(tmp_path: Path):
-    with embedded_broker(tmp_path) as broker:
-        await answers(broker.bootstrap)
-        await create_topic(broker.bootstrap, "requests", 2, {})
+    with embedded_broker(tmp_path) as bootstrap:
+        await answers(bootstrap)
+        await create_topic(bootstrap, "requests", 2, {})
         async with asyncio.timeout(30):
-            assert await produce_and_read(broker.bootstrap, "requests") == [b"0", b"1", b"2", b"3"]
+            assert await produce_and_read(bootstrap, "requests") == [b"0", b"1", b"2", b"3"]
 
 
 async def test_proxied_listener_keeps_clients_behind_the_proxy(broker: Broker, kafka_proxy: TcpProxy, topics):
@@ -51,14 +51,14 @@ async def test_proxied_listener_keeps_clients_behind_the_proxy(broker: Broker, k
 
 
 @pytest.mark.parametrize("source", ["redis_url", "embedded"])
-async def test_redis_answers(source: str, redis_url: str):
+async def test_redis_answers(source: str, redis_url: str, tmp_path: Path):
     async def check(url: str) -> None:
         async with Redis.from_url(url) as redis:
             await redis.set("test.services", b"here", px=5000)
             assert await redis.get("test.services") == b"here"
 
     if source == "embedded":
-        with embedded_redis() as url:
+        with embedded_redis(tmp_path) as url:
             await check(url)
     else:
         await check(redis_url)

