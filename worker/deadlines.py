@@ -8,7 +8,7 @@ timeline once, on arrival, by subtracting `Clock.offset_ms`; Deadline.at_ms is a
 
 Rules for a message (Redis may overrule them, see `effective`):
 - timeout_ms counts from the record's creation; negative is 0; without any deadline the policy's default.
-- Both given: the earlier one. Nothing ends later than receipt + max_timeout_ms.
+- Both given: deadline_ms counts. Nothing ends later than receipt + max_timeout_ms.
 - Redis may extend to the horizon: max_extension_ms after the deadline, or after receipt if that is later (so
   that a key still counts when a skewed producer's own deadline is long past).
 - Creation is the record's timestamp, but never after receipt, and never before the last moment when the
@@ -152,21 +152,19 @@ def message_deadline(
     oddity: Oddity | None = None
     if not log_append_time and abs(shift_ms) >= SKEW_REPORT_MS:
         oddity = Oddity.PRODUCER_BEHIND if shift_ms > 0 else Oddity.PRODUCER_AHEAD
-    ends: list[int] = []
-    if timeout_ms is not None:
-        ends.append(created_ms + max(0, timeout_ms))
     if deadline_ms is not None and deadline_ms < MIN_EPOCH_MS:
-        oddity = Oddity.NOT_MILLISECONDS
-    elif deadline_ms is not None:
+        deadline_ms, oddity = None, Oddity.NOT_MILLISECONDS
+    if timeout_ms is None:
+        timeout_ms = policy.default_timeout_ms
+    if deadline_ms is not None:
         one_clock = not log_append_time and 0 <= deadline_ms - record_timestamp_ms < abs(shift_ms)
-        ends.append(round(deadline_ms - offset_ms) + (shift_ms if one_clock else 0))
-    if not ends and policy.default_timeout_ms is not None:
-        ends.append(created_ms + policy.default_timeout_ms)
-    if not ends:
+        at_ms = round(deadline_ms - offset_ms) + (shift_ms if one_clock else 0)
+    elif timeout_ms is not None:
+        at_ms = created_ms + max(0, timeout_ms)
+    else:
         return Deadline(None, received_ms + policy.max_extension_ms, oddity)
-    if min(ends) > received_ms + policy.max_timeout_ms:
-        ends, oddity = [received_ms + policy.max_timeout_ms], Oddity.TOO_FAR
-    at_ms = min(ends)
+    if at_ms > received_ms + policy.max_timeout_ms:
+        at_ms, oddity = received_ms + policy.max_timeout_ms, Oddity.TOO_FAR
     return Deadline(at_ms, max(at_ms, received_ms) + policy.max_extension_ms, oddity)
 
 
