@@ -50,10 +50,11 @@ class Model:
 
 @dataclass(frozen=True)
 class Source:
-    """What a node reads from one input: its type and, for Scores, the labels where they are known at load."""
+    """What a node reads from one input, as far as it is known at load."""
 
     produces: type
-    labels: tuple[str, ...] | None = None
+    labels: tuple[str, ...] | None = None  # of Scores
+    vocabulary: str | None = None  # of Tokens: the digest of their tokenizer
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class Node(ABC):
     capacity: Capacity | None = None  # of a model node: how large its batches may be
     model: Model | None = None
     labels: tuple[str, ...] | None = None  # of the Scores it produces
+    vocabulary: str | None = None  # of the Tokens it produces
 
     def __init__(self, options: Any, context: NodeContext) -> None:  # noqa: B027 - a node may need neither
         """`options` is of the class's Options. Raise ConfigError with a key relative to the node."""
@@ -143,7 +145,7 @@ def load_graph(
         except ConfigError as error:
             # Bounds are the pipeline's, not the node's: a node may complain about them by their own name.
             raise error if error.key.startswith("bounds.") else error.under(f"nodes.{name}") from None
-        sources[name] = Source(nodes[name].produces, nodes[name].labels)
+        sources[name] = Source(nodes[name].produces, nodes[name].labels, nodes[name].vocabulary)
     return Graph(nodes, edges, _find_sink(nodes, edges))
 
 

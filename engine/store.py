@@ -5,6 +5,7 @@ The store owns the lanes: a pipeline's close leaves them running, the store's cl
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from types import MappingProxyType
 
 from engine.artifact import Artifact
 from engine.errors import ConfigError
+from engine.manifest import TOKENIZER
 from engine.options import suggest
 from engine.runtime.lanes import LanePool
 
@@ -23,6 +25,7 @@ class OpenedArtifact:
 
     artifact: Artifact
     lanes: LanePool
+    vocabulary: str | None  # which token has which id, as a digest
 
 
 class ArtifactStore:
@@ -45,7 +48,8 @@ class ArtifactStore:
         with self._lock:
             if name not in self._opened:
                 artifact = Artifact.open(self._paths[name], device=self._device)
-                self._opened[name] = OpenedArtifact(artifact, artifact.open_lanes(self._lanes, self._threads))
+                lanes = artifact.open_lanes(self._lanes, self._threads)
+                self._opened[name] = OpenedArtifact(artifact, lanes, _vocabulary(artifact))
             return self._opened[name]
 
     def close(self) -> None:
@@ -54,3 +58,11 @@ class ArtifactStore:
             opened, self._opened = self._opened, {}
         for each in opened.values():
             each.lanes.close()
+
+
+def _vocabulary(artifact: Artifact) -> str | None:
+    """A digest of which token has which id; None where the checkpoint brought no tokenizer."""
+    if not any(Path(name).parts[0] == TOKENIZER for name in artifact.manifest.files):
+        return None
+    entries = sorted(artifact.tokenizer.backend_tokenizer.get_vocab().items())
+    return hashlib.sha256(repr(entries).encode()).hexdigest()

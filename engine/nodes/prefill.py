@@ -1,0 +1,110 @@
+"""Prefill node: one run of a model over the packed samples of a batch, then its head.
+
+Runs on a lane's thread of the artifact. Batches within `capacity` are one run; a request's own NaN or
+infinity fails that request alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from pydantic import ConfigDict
+from torch import Tensor
+
+from engine.errors import ConfigError, InputError, NodeError
+from engine.graph import Capacity, Model, Node, NodeContext
+from engine.heads.embedding import EmbeddingHead
+from engine.heads.head import Head
+from engine.heads.label_scores import LabelScores
+from engine.heads.mlp import MlpHead
+from engine.heads.score import ScoreHead
+from engine.heads.top_k import TopKHead
+from engine.options import Options, read_options, suggest
+from engine.packed import pack
+from engine.values import Tokens
+
+HEADS: dict[str, type[Head]] = {
+    "label_scores": LabelScores,
+    "top_k": TopKHead,
+    "embedding": EmbeddingHead,
+    "mlp": MlpHead,
+    "score": ScoreHead,
+}
+
+
+class PrefillOptions(Options):
+    """Settings beside these belong to the head."""
+
+    model_config = ConfigDict(extra="allow")
+
+    artifact: str
+    head: str
+
+
+class Prefill(Node):
+    """Tokens -> what the head gives."""
+
+    Options = PrefillOptions
+    consumes = (Tokens,)
+    is_model = True
+
+    def __init__(self, options: PrefillOptions, context: NodeContext) -> None:
+        if options.head not in HEADS:
+            raise ConfigError("head", options.head, "no such head; " + suggest(options.head, HEADS))
+        opened = context.artifacts.get(options.artifact)
+        self._check_vocabulary(options.artifact, opened.vocabulary, context)
+        context.bounds.check_artifact(options.artifact, opened.artifact.bounds)
+        self._bounds = context.bounds
+        self._vocab_size = int(opened.artifact.manifest.architecture["vocab_size"])
+        self._lanes = opened.lanes
+        head = HEADS[options.head]
+        self._head = head(
+            read_options(head.Options, options.model_extra or {}), opened.artifact, context.directory
+        )
+        self.produces = head.produces
+        self.labels = self._head.labels
+        self.executor = opened.lanes.executor
+        self.model = Model(opened.artifact.name, opened.artifact.digest)
+        built = opened.artifact.bounds
+        # One more than lanes: a lane finds its next batch ready instead of waiting for encoder and worker.
+        self.capacity = Capacity(built.tokens, built.samples, opened.lanes.num_lanes + 1)
+
+    def run(self, requests: Sequence[tuple[Any, ...]]) -> Sequence[object]:
+        results: list[object] = [self._check(tokens) for (tokens,) in requests]
+        good = [index for index, error in enumerate(results) if error is None]
+        if good:
+            tokens = [requests[index][0] for index in good]
+            columns = self._lanes.run(pack([ids for each in tokens for ids in each.ids]), self._head.compute)
+            start = 0
+            for index, each in zip(good, tokens, strict=True):
+                stop = start + len(each.ids)
+                results[index] = self._value(tuple(column[start:stop] for column in columns))
+                start = stop
+        return results
+
+    def _check(self, tokens: Tokens) -> InputError | None:
+        """A user's own node may have made the tokens: nothing out of range may reach the compiled package."""
+        try:
+            self._bounds.check_tokens(tokens)
+        except InputError as error:
+            return error
+        low, high = min(map(min, tokens.ids)), max(map(max, tokens.ids))
+        if low < 0 or high >= self._vocab_size:
+            worst = low if low < 0 else high
+            return InputError("invalid", f"token id {worst} is outside the vocabulary of {self._vocab_size}")
+        return None
+
+    def _value(self, columns: tuple[Tensor, ...]) -> object:
+        for column in columns:
+            if column.is_floating_point() and not bool(torch.isfinite(column).all()):
+                return NodeError("the model gave NaN or infinity", "model_output")
+        return self._head.value(columns)
+
+    @staticmethod
+    def _check_vocabulary(artifact: str, vocabulary: str | None, context: NodeContext) -> None:
+        for name, source in context.inputs.items():
+            if source.vocabulary is not None and source.vocabulary != vocabulary:
+                reason = f"its tokenizer is not the one that {name!r} tokenizes with"
+                raise ConfigError("artifact", artifact, reason)

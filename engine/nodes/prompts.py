@@ -1,0 +1,87 @@
+"""From a request's samples to prompts: which template a sample takes, and what fills its fields.
+
+Everything a producer can get wrong in a sample ends here as InputError naming samples[i] and the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from engine.errors import InputError
+from engine.nodes.specials import SpecialTokens
+from engine.nodes.template import Template
+from engine.options import suggest
+from engine.values import Sample
+
+SpecialsPolicy: TypeAlias = Literal["strip", "error", "allow"]
+
+
+@dataclass(frozen=True)
+class FilledTemplate:
+    """A template and the text of each of its fields."""
+
+    template: Template
+    values: Mapping[str, str]
+
+
+def fill_template(
+    index: int, sample: Sample, templates: Sequence[Template], specials: SpecialTokens, policy: SpecialsPolicy
+) -> FilledTemplate:
+    """The first template whose fields sample number `index` has. `text` is the field named text.
+
+    Fields that no template names are left alone: another node of the pipeline may read them.
+    """
+    given: Mapping[str, object]
+    given = {"text": sample.text} if sample.text is not None else (sample.fields or {})
+    template = next((each for each in templates if all(field in given for field in each.fields)), None)
+    if template is None:
+        raise _missing_field(index, given, templates)
+    values = {}
+    for field in template.fields:
+        key = f"samples[{index}].text" if sample.text is not None else f"samples[{index}].fields.{field}"
+        values[field] = _guarded(key, _as_text(key, given[field]), specials, policy)
+    return FilledTemplate(template, values)
+
+
+def check_token_ids(index: int, token_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    """The ids of sample number `index`, each in range."""
+    key = f"samples[{index}].token_ids"
+    if not token_ids:
+        raise InputError("invalid", f"{key} is empty", key)
+    for token_id in token_ids:
+        if type(token_id) is not int or not 0 <= token_id < vocab_size:
+            raise InputError(
+                "invalid", f"{key}: {token_id!r} is not a token id from 0 to {vocab_size - 1}", key
+            )
+    return tuple(token_ids)
+
+
+def _missing_field(index: int, given: Mapping[str, object], templates: Sequence[Template]) -> InputError:
+    """About the template that lacks least."""
+    lacking = min(([field for field in each.fields if field not in given] for each in templates), key=len)
+    field = lacking[0]
+    hint = suggest(field, given) if given else "the sample has no fields"
+    message = f"samples[{index}].fields.{field} is missing: the pipeline's template needs it; {hint}"
+    return InputError("invalid", message, f"samples[{index}].fields.{field}")
+
+
+def _as_text(key: str, value: object) -> str:
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise InputError("invalid", f"{key}: not Unicode text (a lone surrogate)", key) from None
+        return value
+    if isinstance(value, bool | int | float):
+        return str(value)
+    raise InputError("invalid", f"{key} = {value!r}: must be text, a number or a boolean", key)
+
+
+def _guarded(key: str, text: str, specials: SpecialTokens, policy: SpecialsPolicy) -> str:
+    if policy == "strip":
+        return specials.strip(text)
+    if policy == "error" and (found := specials.find(text)):
+        raise InputError("invalid", f"{key} contains the special token {found!r}", key)
+    return text
