@@ -62,6 +62,11 @@ class Delivery:
         except UnreachableError as error:
             self._on_unreachable(f"Kafka took neither reply nor dead letter: {error}")
             return
+        except Exception:  # a bug of ours: the record must not come again for ever
+            log.exception(
+                "a record could not be settled: it is dropped and its offset advances", **_where(work)
+            )
+            outcome = Outcome.FAILED
         finally:
             self._busy.end()
         now_s = time.perf_counter()
@@ -101,12 +106,6 @@ class Delivery:
 
     async def _bury(self, work: Work, exception_class: str, message: str) -> None:
         letter = self._writer.dead_letter(work, exception_class, message)
-        place = work.place
-        where = {
-            "topic": place.partition.topic,
-            "partition": place.partition.partition,
-            "offset": place.offset,
-        }
         try:
             await self._send_letter(letter)
         except RefusedError as error:
@@ -114,7 +113,7 @@ class Delivery:
             if (kept := self._throttle.allow("lost")) is not None:
                 log.error(
                     "dead letter lost: the record stays in its topic only, the offset advances",
-                    **where,
+                    **_where(work),
                     reason=message,
                     error=str(error),
                     kept_back=kept,
@@ -122,7 +121,9 @@ class Delivery:
             return
         self._metrics.dead_letters_written.inc()
         if (kept := self._throttle.allow("written")) is not None:
-            log.warning("dead letter written: the offset advances", **where, reason=message, kept_back=kept)
+            log.warning(
+                "dead letter written: the offset advances", **_where(work), reason=message, kept_back=kept
+            )
 
     async def _send_letter(self, letter: Outgoing) -> None:
         try:
@@ -131,6 +132,11 @@ class Delivery:
             if error.reason != "no_partition":
                 raise
             await self._publisher.send(replace(letter, partition=None))  # fewer partitions than the requests
+
+
+def _where(work: Work) -> dict[str, object]:
+    place = work.place
+    return {"topic": place.partition.topic, "partition": place.partition.partition, "offset": place.offset}
 
 
 def _too_large_to_send(message: str) -> Verdict:

@@ -39,7 +39,8 @@ def configure_logging(settings: LogSettings) -> None:
     if settings.format == "json":
         render = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
     else:
-        render = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        plain = structlog.dev.plain_traceback
+        render = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],

@@ -1,8 +1,8 @@
 """What may be committed: per partition the contiguous prefix of records that are done.
 
 Pure bookkeeping, no I/O; used by the event loop's thread alone. Offsets may have gaps (compaction,
-transaction markers): only offsets that were really taken count. Each assignment of a partition is an epoch of its own; a
-record of an older epoch can no longer change what is committed.
+transaction markers): only offsets that were really taken count. Each assignment of a partition is an epoch of
+its own; a record of an older epoch can no longer change what is committed.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class Publisher:
                     value=record.value,
                     key=record.key,
                     partition=record.partition,
-                    headers=record.headers,
+                    headers=list(record.headers),
                 )
                 await sent
         except KafkaError as error:

@@ -66,7 +66,7 @@ class KafkaSettings(Section):
     start_timeout_ms: Milliseconds = 60_000
     create_topics: bool = False
     topic_partitions: int = Field(4, ge=1)
-    topic_replication: int = Field(-1, ge=-1)
+    topic_replication: int = Field(1, ge=1)
 
     @model_validator(mode="after")
     def _times_fit(self) -> KafkaSettings:

@@ -6,6 +6,7 @@ Used by the event loop's thread alone.
 from __future__ import annotations
 
 import asyncio
+import time
 
 
 class Window:
@@ -19,6 +20,7 @@ class Window:
         self._max_bytes = max_bytes
         self.num_requests = 0
         self.num_bytes = 0
+        self.busy_since_s = time.monotonic()  # when the first record entered an empty window
         self._changed = asyncio.Event()
 
     @property
@@ -29,6 +31,8 @@ class Window:
         return max(0, self._max_requests - self.num_requests)
 
     def enter(self, num_bytes: int) -> None:
+        if not self.num_requests:
+            self.busy_since_s = time.monotonic()
         self.num_requests += 1
         self.num_bytes += num_bytes
 

@@ -1,0 +1,230 @@
+"""Reads one topic as a member of a consumer group, and hands partitions over in an orderly way.
+
+On the event loop. Reading stops while there is no room (never by aiokafka's pause, which throws away what was
+fetched). Whatever fails while reading, every partition goes on where the tracker says; a partition that
+cannot be read does not hold up the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka.abc import ConsumerRebalanceListener
+from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
+from aiokafka.errors import ConsumerStoppedError, IllegalStateError, RecordTooLargeError
+
+from worker.commits import taken_before
+from worker.deadlines import Clock
+from worker.logs import Throttle
+from worker.metrics import PipelineMetrics
+from worker.offsets import OffsetTracker
+from worker.settings import KafkaSettings
+from worker.window import Window
+
+log = structlog.get_logger(__name__)
+
+POLL_S = 0.2  # how long a read waits for records
+APART_S = 5.0  # how long partitions are read one by one after an error
+APART_POLL_S = 0.02
+START_POSITION_S = 5.0
+
+
+@dataclass(frozen=True)
+class ConsumerHooks:
+    """take: a record was read (partition, record, not_before_ms). revoked: finish, within a bound, what
+    cannot be taken back. assigned: a new assignment came. may_read: how many records there is room for."""
+
+    take: Callable[[TopicPartition, ConsumerRecord, int | None], None]
+    revoked: Callable[[], Awaitable[None]]
+    assigned: Callable[[], None]
+    may_read: Callable[[], int]
+
+
+class GroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka is untyped
+    """`beat_s` (time.monotonic) moves as long as the reading loop turns."""
+
+    def __init__(
+        self,
+        consumer: AIOKafkaConsumer,
+        tracker: OffsetTracker,
+        window: Window,
+        clock: Clock,
+        metrics: PipelineMetrics,
+        hooks: ConsumerHooks,
+    ) -> None:
+        self._consumer = consumer
+        self._tracker = tracker
+        self._window = window
+        self._clock = clock
+        self._metrics = metrics
+        self._hooks = hooks
+        self._assigned = False
+        self._seen_empty: dict[TopicPartition, int] = {}  # ms on the worker's timeline
+        self._apart_until_s = 0.0
+        self._throttle = Throttle()
+        self.beat_s = time.monotonic()
+
+    @property
+    def assigned(self) -> bool:
+        """Whether the group has given this member its partitions (possibly none)."""
+        return self._assigned
+
+    async def start(self, topic: str, timeout_s: float) -> None:
+        """Join the group; TimeoutError or KafkaError if that cannot be done."""
+        self._consumer.subscribe([topic], listener=self)
+        async with asyncio.timeout(timeout_s):
+            await self._consumer.start()
+
+    async def run(self) -> None:
+        """Read until cancelled or the consumer stops."""
+        while True:
+            self.beat_s = time.monotonic()
+            room = self._hooks.may_read()
+            if room <= 0:
+                await self._window.changed(POLL_S)
+                continue
+            try:
+                await self._begin_epochs()
+                await self._poll(room)
+            except ConsumerStoppedError:
+                return
+            except Exception as error:  # noqa: BLE001 - whatever aiokafka throws, reading goes on
+                self._go_back(error)
+                await asyncio.sleep(APART_POLL_S)
+
+    async def on_partitions_revoked(self, revoked: object) -> None:
+        """aiokafka's callback: no record is read until `on_partitions_assigned`."""
+        self._assigned = False
+        if self._tracker.partitions:
+            await self._hooks.revoked()
+        self._tracker.end(self._tracker.partitions)
+        self._seen_empty.clear()
+
+    async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
+        """aiokafka's callback."""
+        self._metrics.rebalances.inc()
+        self._metrics.partitions.set(len(assigned))
+        log.info("partitions assigned", partitions=sorted(each.partition for each in assigned))
+        self._assigned = True
+        self._hooks.assigned()
+
+    async def _begin_epochs(self) -> None:
+        """Find where newly assigned partitions start. Until that is known nothing is read from them."""
+        new = self._consumer.assignment() - self._tracker.partitions if self._assigned else set()
+        if not new:
+            return
+        async with asyncio.timeout(START_POSITION_S):
+            # The public call for this drops the metadata that we stored beside the offset.
+            stored = await self._consumer._coordinator.fetch_committed_offsets(list(new))
+            starts: dict[TopicPartition, int] = {}
+            for partition in new:
+                if partition not in stored:
+                    starts[partition] = await self._consumer.position(partition)
+        if not self._assigned:  # revoked while we asked
+            return
+        for partition in new & self._consumer.assignment():
+            if partition in stored:
+                commit = stored[partition]
+                self._consumer.seek(partition, commit.offset)
+                self._tracker.begin(partition, commit.offset, taken_before(commit.metadata))
+            else:
+                self._tracker.begin(partition, starts[partition])
+
+    async def _poll(self, room: int) -> None:
+        partitions = self._tracker.partitions
+        if not partitions:
+            await asyncio.sleep(APART_POLL_S)
+        elif time.monotonic() < self._apart_until_s:
+            await self._poll_apart(partitions, room)
+        else:
+            records = await self._consumer.getmany(
+                *partitions, timeout_ms=int(POLL_S * 1000), max_records=room
+            )
+            self._take(records)
+            if not records:
+                await self._pass_markers()
+
+    async def _poll_apart(self, partitions: frozenset[TopicPartition], room: int) -> None:
+        """One partition a read: aiokafka loses what it drained from others when one of them fails."""
+        for partition in partitions:
+            try:
+                self._take(await self._consumer.getmany(partition, max_records=room))
+            except ConsumerStoppedError:
+                raise
+            except Exception as error:  # noqa: BLE001 - as in run
+                self._go_back(error)
+            room = self._hooks.may_read()
+            if room <= 0:
+                return
+        await asyncio.sleep(APART_POLL_S)
+
+    def _take(self, records: dict[TopicPartition, list[ConsumerRecord]]) -> None:
+        """Hand over without a break for other tasks: until it is taken, only the position knows a record."""
+        held = self._tracker.partitions
+        for partition, batch in records.items():
+            if partition not in held:  # of an assignment whose epoch has not begun: read again
+                with suppress(IllegalStateError):
+                    self._consumer.seek(partition, batch[0].offset)
+                continue
+            not_before_ms = self._seen_empty.get(partition)
+            for record in batch:
+                self._hooks.take(partition, record, not_before_ms)
+        for partition in records.keys() & held if records else held:
+            self._see_empty(partition)
+
+    def _see_empty(self, partition: TopicPartition) -> None:
+        """Remember when the log was last read to its end: what is read later was made later."""
+        with suppress(AssertionError):  # aiokafka's word for a partition that has just gone
+            end, fetched_ms = (
+                self._consumer.highwater(partition),
+                self._consumer.last_poll_timestamp(partition),
+            )
+            if end is not None and fetched_ms is not None and self._tracker.next_offsets()[partition] >= end:
+                self._seen_empty[partition] = int(fetched_ms - time.time() * 1000) + self._clock.now_ms()
+
+    async def _pass_markers(self) -> None:
+        """Transaction markers and compacted ends are no records, yet count as lag until passed."""
+        for partition, offset in self._tracker.next_offsets().items():
+            with suppress(AssertionError, IllegalStateError, TimeoutError):
+                if offset < (self._consumer.highwater(partition) or 0):
+                    async with asyncio.timeout(POLL_S):
+                        self._tracker.skip_to(partition, await self._consumer.position(partition))
+
+    def _go_back(self, error: Exception) -> None:
+        """Read on from where the tracker is: aiokafka may have dropped records it had already counted."""
+        self._apart_until_s = time.monotonic() + APART_S
+        self._metrics.poll_error(error)
+        if (kept := self._throttle.allow(type(error).__name__)) is not None:
+            log.warning("reading failed: tried again", error=repr(error), kept_back=kept)
+        if isinstance(error, RecordTooLargeError):
+            return  # aiokafka has stepped over the record that it cannot fetch; going back would loop
+        for partition, offset in self._tracker.next_offsets().items():
+            with suppress(IllegalStateError):
+                self._consumer.seek(partition, offset)
+
+
+def make_consumer(connection: dict[str, Any], settings: KafkaSettings, group: str) -> AIOKafkaConsumer:
+    """A consumer that commits nothing by itself and understands no payload."""
+    return AIOKafkaConsumer(
+        **connection,
+        group_id=group,
+        enable_auto_commit=False,
+        auto_offset_reset=settings.auto_offset_reset,
+        isolation_level=settings.isolation_level,
+        fetch_max_wait_ms=settings.fetch_max_wait_ms,
+        fetch_max_bytes=settings.fetch_max_bytes,
+        max_partition_fetch_bytes=settings.partition_fetch_bytes,
+        session_timeout_ms=settings.session_timeout_ms,
+        heartbeat_interval_ms=settings.heartbeat_interval_ms,
+        rebalance_timeout_ms=settings.rebalance_timeout_ms,
+        max_poll_interval_ms=settings.max_poll_interval_ms,
+        request_timeout_ms=settings.request_timeout_ms,
+        partition_assignment_strategy=(RoundRobinPartitionAssignor,),
+    )

@@ -1,0 +1,225 @@
+"""The worker process: what is started in which order, and how it ends.
+
+Start: probes (not ready), artifacts and pipelines, Redis, topics, producer, then the groups are joined.
+End, on SIGTERM or SIGINT: stop reading; finish what was taken, at most `grace_ms`; what is left stays
+uncommitted for its next owner; commit; leave the groups; close producer, Redis, engine. A second signal ends
+the process at once. Exit codes: 0 an orderly end, 1 a failed start or end, 70 no progress (watchdog).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import time
+from contextlib import AsyncExitStack
+from typing import Any
+
+import structlog
+from aiokafka.errors import KafkaError
+
+from engine.errors import ArtifactError, ConfigError
+from engine.pipeline import ArtifactStore, Pipeline, read_pipeline
+from schemas.deadletter import dead_letter_topic
+from schemas.plain import Limits
+from worker.admission import Admission
+from worker.cluster import connection_options
+from worker.config import WorkerConfig
+from worker.deadlines import DeadlinePolicy
+from worker.metrics import WorkerMetrics
+from worker.probes import Probes
+from worker.publisher import Publisher
+from worker.redis_deadlines import DeadlineStore
+from worker.redis_line import LineOptions
+from worker.routing import Router
+from worker.settings import PipelineSettings, RedisSettings
+from worker.stream import Stream, StreamOptions
+from worker.topics import TopicsMissingError, ensure_topics
+from worker.watchdog import EXIT_STALLED, Watchdog
+
+log = structlog.get_logger(__name__)
+
+HEARTBEAT_S = 0.25
+START_ERRORS = (ConfigError, ArtifactError, TopicsMissingError, KafkaError, OSError, TimeoutError)
+
+
+def run(config: WorkerConfig) -> int:
+    """Serve until told to end; the exit code."""
+    return asyncio.run(Service(config).run())
+
+
+class Service:
+    """One worker process."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._connection: dict[str, Any] = connection_options(config.kafka)
+        self._metrics = WorkerMetrics()
+        self._store = DeadlineStore(_line_options(config.redis))
+        self._publisher = Publisher(self._connection, config.replies, self._metrics)
+        self._streams: list[Stream] = []
+        self._ending = asyncio.Event()
+        self._exit_code = 0
+        self._starting = True
+        self._watchdog = Watchdog(config.watchdog, self._streams, self._stalled, config.shutdown.close_ms)
+        self.probes = Probes(config.http, self._metrics.registry, self._complaints, self._not_ready)
+
+    async def run(self) -> int:
+        """Start, serve, end."""
+        self._loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._signalled, number)
+        async with AsyncExitStack() as closing:
+            starting = asyncio.create_task(self._start(closing))
+            ending = asyncio.create_task(self._ending.wait())
+            await asyncio.wait({starting, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                starting.cancel()
+            try:
+                await starting
+            except asyncio.CancelledError:
+                log.info("told to end while starting")
+            except (
+                ConfigError,
+                ArtifactError,
+                TopicsMissingError,
+                KafkaError,
+                OSError,
+                TimeoutError,
+            ) as error:
+                log.error("the worker cannot start", error=str(error) or repr(error))
+                self._exit_code = 1
+                self._ending.set()
+            await ending
+            await self._drain()
+        log.info("ended", exit_code=self._exit_code)
+        return self._exit_code
+
+    async def _start(self, closing: AsyncExitStack) -> None:
+        config = self._config
+        await self.probes.start()
+        closing.push_async_callback(self.probes.close)
+        beating = asyncio.create_task(self._beat())
+        closing.callback(beating.cancel)
+        closing.callback(self._watchdog.stop)
+        artifacts = ArtifactStore(
+            config.engine.artifacts,
+            device=config.engine.device,
+            lanes=config.engine.lanes,
+            threads=config.engine.threads,
+        )
+        closing.callback(artifacts.close)
+        pipelines = []
+        for settings in config.pipelines:
+            pipeline = await asyncio.to_thread(Pipeline.open, read_pipeline(settings.config), artifacts)
+            closing.callback(pipeline.close, config.shutdown.close_ms / 1000)
+            pipelines.append(pipeline)
+            log.info("pipeline loaded", pipeline=pipeline.name, capacity=str(pipeline.capacity))
+        await self._store.start()
+        closing.push_async_callback(self._store.close)
+        pairs = list(zip(config.pipelines, pipelines, strict=True))
+        topics = {_topic(settings, pipeline) for settings, pipeline in pairs}
+        useful = frozenset(config.replies.topics) | {dead_letter_topic(topic) for topic in topics}
+        await ensure_topics(self._connection, config.kafka, frozenset(topics), useful)
+        await self._publisher.start(useful)
+        closing.push_async_callback(self._publisher.close, config.shutdown.close_ms / 1000)
+        for settings, pipeline in pairs:
+            self._streams.append(self._stream(settings, pipeline))
+        gc.collect()
+        gc.freeze()  # what is loaded stays: without it the collector walks the model's objects again and again
+        await asyncio.gather(*(stream.start() for stream in self._streams))
+        self._watchdog.start()
+        self._starting = False
+        log.info("serving", pipelines=[each.pipeline.name for each in self._streams])
+
+    def _stream(self, settings: PipelineSettings, pipeline: Pipeline) -> Stream:
+        config = self._config
+        router = Router(frozenset(config.replies.topics), self._publisher.num_partitions)
+        policy = DeadlinePolicy(**config.deadlines.model_dump())
+        limits = Limits(**config.limits.model_dump())
+        options = StreamOptions(
+            worker=config.name,
+            topic=_topic(settings, pipeline),
+            group=settings.group or f"boundgen.{pipeline.name}",
+            kafka=config.kafka,
+            queue=settings.queue or config.queue,
+            max_reply_bytes=config.replies.max_bytes,
+            publish_late=config.replies.publish_late,
+        )
+        return Stream(
+            options,
+            self._connection,
+            pipeline,
+            Admission(pipeline, router, limits, self._store.clock, policy),
+            self._publisher,
+            self._store,
+            self._metrics.for_pipeline(pipeline.name),
+            self.fatal,
+        )
+
+    async def _drain(self) -> None:
+        shutdown = self._config.shutdown
+        started_s = time.monotonic()
+        finished = await asyncio.gather(*(each.drain(shutdown.grace_ms / 1000) for each in self._streams))
+        self._watchdog.stop()
+        committed = await asyncio.gather(*(each.close(shutdown.close_ms / 1000) for each in self._streams))
+        if not all(committed):
+            self._exit_code = self._exit_code or 1
+        log.info(
+            "drained",
+            seconds=round(time.monotonic() - started_s, 3),
+            gave_back=not all(finished),
+            committed=all(committed),
+        )
+
+    def fatal(self, reason: str) -> None:
+        """Something that this process cannot mend: end it in order, with an exit code that says so."""
+        if not self._ending.is_set():
+            log.critical("the worker ends: unanswered records go to their next owner", reason=reason)
+        self._exit_code = EXIT_STALLED
+        self._ending.set()
+
+    def _stalled(self, reason: str) -> None:
+        self._loop.call_soon_threadsafe(self.fatal, reason)
+
+    def _signalled(self, number: int) -> None:
+        if self._ending.is_set():
+            log.critical("second signal: ending at once; records in flight will be answered again")
+            os._exit(128 + number)
+        log.info("ending: no more records are taken", signal=signal.Signals(number).name)
+        self._ending.set()
+
+    async def _beat(self) -> None:
+        while True:
+            self._watchdog.heartbeat.beat_s = time.monotonic()
+            await asyncio.sleep(HEARTBEAT_S)
+
+    def _complaints(self) -> list[str]:
+        return self._watchdog.complaints
+
+    def _not_ready(self) -> list[str]:
+        if self._starting:
+            return ["starting"]
+        reasons = [f"{each.name}: no partitions assigned yet" for each in self._streams if not each.ready]
+        if not self._publisher.ready:
+            reasons.append("replies cannot be published")
+        if self._ending.is_set():
+            reasons.append("ending")
+        return reasons
+
+
+def _topic(settings: PipelineSettings, pipeline: Pipeline) -> str:
+    return settings.topic or f"boundgen.{pipeline.name}.requests"
+
+
+def _line_options(settings: RedisSettings) -> LineOptions | None:
+    if settings.url is None:
+        return None
+    return LineOptions(
+        url=settings.url.get_secret_value(),
+        timeout_ms=settings.timeout_ms,
+        connect_timeout_ms=settings.connect_timeout_ms,
+        retry_ms=settings.retry_ms,
+        refresh_ms=settings.refresh_ms,
+    )

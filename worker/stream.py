@@ -1,0 +1,229 @@
+"""One pipeline's way from its topic to its replies: own consumer, group, window, queue, offsets.
+
+Streams share the publisher and the engine's lanes, nothing else: one that is full stops reading its own topic
+and no other. On the event loop; admission runs on the stream's own preparing threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import structlog
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka.errors import KafkaError
+
+from engine.pipeline import Pipeline
+from worker.admission import Admission
+from worker.commits import Committer
+from worker.consumer import ConsumerHooks, GroupConsumer, make_consumer
+from worker.deadlines import Clock
+from worker.delivery import Delivery
+from worker.execution import Execution, ExecutionRules
+from worker.metrics import PipelineMetrics
+from worker.offsets import OffsetTracker
+from worker.publisher import Publisher
+from worker.records import Verdict, Work
+from worker.redis_deadlines import DeadlineStore
+from worker.replies import ReplyWriter
+from worker.settings import KafkaSettings, QueueSettings
+from worker.window import Busy, Window
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """What one stream is told. `worker` names the process in replies."""
+
+    worker: str
+    topic: str
+    group: str
+    kafka: KafkaSettings
+    queue: QueueSettings
+    max_reply_bytes: int
+    publish_late: bool
+
+
+class Stream:
+    """Made and used on the event loop."""
+
+    def __init__(
+        self,
+        options: StreamOptions,
+        connection: dict[str, Any],
+        pipeline: Pipeline,
+        admission: Admission,
+        publisher: Publisher,
+        store: DeadlineStore,
+        metrics: PipelineMetrics,
+        on_fatal: Callable[[str], None],
+    ) -> None:
+        self.options = options
+        self.pipeline = pipeline
+        self._admission = admission
+        self._metrics = metrics
+        self._clock: Clock = store.clock
+        self._on_fatal = on_fatal
+        self._arrivals = count()
+        self._tracker = OffsetTracker()
+        self._window = Window(options.queue.max_requests, options.queue.max_bytes)
+        self._busy = Busy()
+        self._held = False
+        self._preparing = ThreadPoolExecutor(
+            options.queue.prepare_threads, thread_name_prefix=f"{pipeline.name}-prepare"
+        )
+        self._delivery = Delivery(
+            publisher,
+            ReplyWriter(options.worker, options.group, pipeline.model),
+            self._tracker,
+            self._window,
+            self._busy,
+            metrics,
+            max_reply_bytes=options.max_reply_bytes,
+            on_unreachable=on_fatal,
+        )
+        self._execution = Execution(
+            pipeline,
+            store,
+            self._busy,
+            metrics,
+            ExecutionRules(options.queue.overload_factor, options.publish_late),
+            settle=self._delivery.settle,
+            release=self._release,
+        )
+        self._consumer: AIOKafkaConsumer = make_consumer(connection, options.kafka, options.group)
+        hooks = ConsumerHooks(self._take, self._revoked, self._assigned, self._may_read)
+        self._reader = GroupConsumer(self._consumer, self._tracker, self._window, self._clock, metrics, hooks)
+        self._committer = Committer(
+            self._consumer,
+            self._tracker,
+            metrics,
+            interval_ms=options.kafka.commit_interval_ms,
+            timeout_ms=options.kafka.commit_timeout_ms,
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+        metrics.inflight.set_function(lambda: self._window.num_requests)
+        metrics.inflight_bytes.set_function(lambda: self._window.num_bytes)
+
+    @property
+    def ready(self) -> bool:
+        return self._reader.assigned
+
+    @property
+    def name(self) -> str:
+        return self.pipeline.name
+
+    @property
+    def num_inflight(self) -> int:
+        return self._window.num_requests
+
+    @property
+    def idle_or_settled_s(self) -> float:
+        """When a record was last settled, or the first was taken after there was none."""
+        return max(self._delivery.last_settled_s, self._window.busy_since_s)
+
+    @property
+    def read_s(self) -> float:
+        return self._reader.beat_s
+
+    @property
+    def commits_failing_since_s(self) -> float | None:
+        return self._committer.failing_since_s
+
+    async def start(self) -> None:
+        """Join the group and begin to read. KafkaError or TimeoutError."""
+        await self._reader.start(self.options.topic, self.options.kafka.start_timeout_ms / 1000)
+        for name, work in (("read", self._reader.run()), ("commit", self._committer.run())):
+            task = asyncio.create_task(work, name=f"{self.pipeline.name}-{name}")
+            task.add_done_callback(self._task_ended)
+            self._tasks.append(task)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Stop reading, finish what was taken; False if that took over `timeout_s` and was given up."""
+        for task in self._tasks[:1]:  # the reading one
+            task.cancel()
+        give_up_s = time.monotonic() + timeout_s
+        while self._window.num_requests and (left_s := give_up_s - time.monotonic()) > 0:
+            await self._window.changed(min(left_s, 0.05))
+        finished = not self._window.num_requests
+        self._held = True
+        for work in self._execution.hold():
+            self._release(work)
+        self._execution.abandon()
+        return finished
+
+    async def close(self, timeout_s: float) -> bool:
+        """Commit, leave the group, end the threads; whether everything done is committed."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        committed = await self._committer.commit()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._consumer.stop()
+        except (KafkaError, OSError, TimeoutError) as error:
+            log.warning("the group was not left in time: it waits for the session timeout", error=repr(error))
+        self._preparing.shutdown(wait=False, cancel_futures=True)
+        return committed
+
+    def _may_read(self) -> int:
+        if self._tracker.num_uncommitted >= self.options.queue.max_uncommitted:
+            return 0
+        return self._window.room
+
+    def _take(self, partition: TopicPartition, record: ConsumerRecord, not_before_ms: int | None) -> None:
+        place = self._tracker.take(partition, record.offset)
+        if place is None:
+            return
+        work = Work(
+            place, record, next(self._arrivals), self._clock.now_ms(), time.perf_counter(), not_before_ms
+        )
+        self._window.enter(work.num_bytes)
+        self._metrics.records.inc()
+        if place.attempt > 1:
+            self._metrics.redelivered.inc()
+        admitting = asyncio.get_running_loop().run_in_executor(self._preparing, self._admission.admit, work)
+        admitting.add_done_callback(lambda done: self._admitted(work, done))
+
+    def _admitted(self, work: Work, admitting: asyncio.Future[Verdict | None]) -> None:
+        if admitting.cancelled() or self._held or not self._tracker.current(work.place):
+            self._release(work)
+            return
+        if work.deadline is not None and work.deadline.oddity is not None:
+            self._metrics.odd_deadline(work.deadline.oddity)
+        self._metrics.stage["tokenize"].observe(work.tokenize_s)
+        verdict = admitting.result()
+        if verdict is None:
+            self._execution.push(work)
+        else:
+            self._execution.finish(work, verdict)
+
+    def _release(self, work: Work) -> None:
+        """Give a record back unanswered: it stays uncommitted, its next owner answers it."""
+        self._window.leave(work.num_bytes)
+        self._metrics.released.inc()
+
+    async def _revoked(self) -> None:
+        """Before partitions go: what runs or is being answered may end, the rest is for their next owner."""
+        self._held = True
+        for work in self._execution.hold():
+            self._release(work)
+        if not await self._busy.none(self.options.kafka.revoke_drain_ms / 1000):
+            log.warning(
+                "a rebalance overtook work in flight: it will be answered twice", requests=self._busy.count
+            )
+        await self._committer.commit()
+
+    def _assigned(self) -> None:
+        self._held = False
+        self._execution.resume()
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_fatal(f"{task.get_name()} ended: {error!r}")
