@@ -145,6 +145,8 @@ def load_graph(
         except ConfigError as error:
             # Bounds are the pipeline's, not the node's: a node may complain about them by their own name.
             raise error if error.key.startswith("bounds.") else error.under(f"nodes.{name}") from None
+        if not hasattr(nodes[name], "produces"):
+            raise ConfigError(f"nodes.{name}", spec.node_class.__name__, "does not say what it produces")
         sources[name] = Source(nodes[name].produces, nodes[name].labels, nodes[name].vocabulary)
     return Graph(nodes, edges, _find_sink(nodes, edges))
 
