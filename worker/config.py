@@ -34,6 +34,7 @@ from worker.settings import (
 )
 
 PREFIX = "BOUNDGEN_"
+_SECRETS = (("sasl_password",), ("url",))  # never quoted, not even when wrong
 
 
 class WorkerConfig(BaseSettings):
@@ -142,7 +143,8 @@ def _line(error: ErrorDetails) -> str:
         return f"{key}: required and not given"
     if error["type"] == "extra_forbidden":
         reason = f"no such setting{_suggest(str(location[-1]), _known_keys(location[:-1]))}"
-    shown = f" = {value!r:.80}" if not isinstance(value, dict | BaseModel) else ""
+    quoted = location[-1:] not in _SECRETS and not isinstance(value, dict | BaseModel)
+    shown = f" = {value!r:.80}" if quoted else ""
     return f"{key}{shown}: {reason}"
 
 
