@@ -1,80 +1,146 @@
 """An artifact on disk: the directory that `boundgen build` makes, opened and checked against this machine.
 
-Layout: manifest.json, model.pt2 (the compiled forward), weights.safetensors, the tokenizer's files.
-Opening reads; nothing here writes. An Artifact may be shared by threads; its tensors live on `device`, are
-never changed, and serve every lane.
+Layout: manifest.json, model.pt2 (the compiled forward), native.so (kernels and runner), weights.safetensors,
+tokenizer/. Opening only reads. An Artifact may be shared by threads; its tensors live on `device`, are never
+changed, and serve every lane.
 """
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoTokenizer
 
+from engine.errors import ArtifactError
+from engine.manifest import FORMAT, PACKAGE, TOKENIZER, WEIGHTS, Manifest, Parity, file_digest, read_manifest
+from engine.models.weights import EMBEDDING, LM_HEAD, SCORE
 from engine.packed import BatchBounds
 from engine.runtime.lanes import LanePool
+from engine.runtime.machine import cpu_features, device_arch, torch_release
+from engine.runtime.native import LIBRARY, load_native
 
-FORMAT = 1
-
-
-class Parity(BaseModel):
-    """Errors measured at build against `reference`, one sample at a time."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    reference: str
-    samples: int
-    tokens: int
-    max_abs_logprob_error: float
-    mean_abs_logprob_error: float
-    top1_agreement: float
-    tolerance: float
-
-
-class Manifest(BaseModel):
-    """What manifest.json holds."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    format: int
-    name: str
-    family: str
-    architecture: dict[str, Any]
-    dtype: Literal["float32", "bfloat16"]
-    device: Literal["cpu", "cuda"]
-    device_arch: str
-    torch: str
-    transformers: str
-    boundgen: str
-    bounds: BatchBounds
-    labels: tuple[str, ...] | None
-    source: dict[str, str]
-    parity: Parity
-    files: dict[str, str]
+__all__ = ["FORMAT", "Artifact", "Manifest", "Parity"]
 
 
 class Artifact:
     """An opened artifact.
 
     head_weight[V, H] turns hidden states into logits; score_weight[num_labels, H] is the score head of a
-    classification checkpoint, its labels in manifest.labels; either is None where the checkpoint has none.
+    classification checkpoint, its labels in manifest.labels. Either is None where the checkpoint has none.
     """
 
-    path: Path
-    device: str
-    manifest: Manifest
-    digest: str  # sha256 over manifest.json, and so over every file
-    tokenizer: Any  # transformers' PreTrainedTokenizerFast
-    head_weight: Tensor | None
-    score_weight: Tensor | None
+    def __init__(
+        self,
+        path: Path,
+        device: torch.device,
+        manifest: Manifest,
+        digest: str,
+        weights: dict[str, Tensor],
+        tokenizer: Any | None,
+    ) -> None:
+        self.path, self.device, self.manifest, self.digest = path, device, manifest, digest
+        self.score_weight = weights.pop(SCORE, None)
+        head_weight = weights.pop(LM_HEAD, None)
+        if manifest.head == "language model" and head_weight is None:
+            head_weight = weights[EMBEDDING]  # tied: one matrix does both
+        self.head_weight: Tensor | None = head_weight
+        self._weights = weights
+        self._tokenizer = tokenizer
 
     @classmethod
-    def open(cls, path: Path, *, device: str, verify: bool = True) -> Artifact:
-        """Read and check; `device` is "cpu", "cuda" or "cuda:N". ArtifactError says what misfits and how to mend it."""
-        raise NotImplementedError
+    def open(cls, path: Path, *, device: str = "cpu", verify: bool = True) -> Artifact:
+        """Read, check, and put the weights on `device`: "cpu", "cuda" or "cuda:N".
+
+        ArtifactError says what misfits and how to mend it. `verify=False` skips the digests of the files
+        (about a second a gigabyte) where their storage is trusted.
+        """
+        manifest, digest = read_manifest(path)
+        target = torch.device(device)
+        _check_machine(path, manifest, target)
+        _check_files(path, manifest, target, verify)
+        try:
+            load_native(path / LIBRARY)
+            weights = load_file(path / WEIGHTS, device=str(target))
+            tokenizer = None
+            if (path / TOKENIZER).is_dir():
+                tokenizer = AutoTokenizer.from_pretrained(str(path / TOKENIZER), local_files_only=True)
+        except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+            raise ArtifactError(
+                f"{path}: cannot be loaded: {error}; {_mend(path, manifest, target)}"
+            ) from error
+        return cls(path, target, manifest, digest, weights, tokenizer)
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+    @property
+    def bounds(self) -> BatchBounds:
+        return self.manifest.bounds
+
+    @property
+    def tokenizer(self) -> Any:
+        """transformers' fast tokenizer; ArtifactError where the checkpoint brought none."""
+        if self._tokenizer is None:
+            raise ArtifactError(
+                f"artifact {self.name!r} has no tokenizer, because its checkpoint brought none: send "
+                f"token_ids, or put tokenizer.json beside {self.manifest.source.path!r} and build again"
+            )
+        return self._tokenizer
 
     def open_lanes(self, lanes: int, threads: int = 1) -> LanePool:
-        """A pool of `lanes` threads, each with its own runner over the shared weights; `threads` CPU threads each."""
-        raise NotImplementedError
+        """`lanes` threads, each with its own runner over the shared weights and `threads` CPU threads."""
+        return LanePool(
+            self.path / PACKAGE,
+            self._weights,
+            self.bounds,
+            vocab_size=self.manifest.architecture["vocab_size"],
+            device=self.device,
+            lanes=lanes,
+            threads=threads,
+        )
+
+
+def _mend(path: Path, manifest: Manifest, device: torch.device) -> str:
+    words = ["boundgen", "build", manifest.source.path, "--out", str(path), "--name", manifest.name]
+    return f"rebuild it on this machine: {shlex.join([*words, '--device', device.type])}"
+
+
+def _check_machine(path: Path, manifest: Manifest, device: torch.device) -> None:
+    mend = _mend(path, manifest, device)
+
+    def require(field: str, built: str, here: str) -> None:
+        if built != here:
+            raise ArtifactError(f"{path}: {field} = {built!r}, but this machine has {here!r}; {mend}")
+
+    if manifest.device != device.type:
+        raise ArtifactError(f"{path}: device = {manifest.device!r}, but {device.type!r} is asked for; {mend}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ArtifactError(
+            f"{path}: device = 'cuda', but torch {torch.__version__} sees no CUDA device here"
+        )
+    require("torch", ".".join(manifest.torch.split(".")[:2]), torch_release())
+    require("device_arch", manifest.device_arch, device_arch(device))
+    absent = sorted(set(manifest.cpu_features) - set(cpu_features()))
+    if absent:
+        raise ArtifactError(f"{path}: cpu_features: this processor lacks {', '.join(absent)}; {mend}")
+
+
+def _check_files(path: Path, manifest: Manifest, device: torch.device, verify: bool) -> None:
+    for name, digest in manifest.files.items():
+        file = path / name
+        if not file.is_file():
+            raise ArtifactError(
+                f"{path}: file {name!r} is missing; copy it again or {_mend(path, manifest, device)}"
+            )
+        if verify and file_digest(file) != digest:
+            raise ArtifactError(
+                f"{path}: file {name!r} is not the one that was built (sha256 {file_digest(file)[:12]}…, "
+                f"manifest {digest[:12]}…); copy it again or {_mend(path, manifest, device)}"
+            )

@@ -3,8 +3,8 @@
 input_ids and positions hold every token of every sample; cu_seqlens says where each sample starts and ends.
 Plain CPU tensors that nobody changes after `pack`; any thread may hold one.
 
-A compiled package treats sizes 0 and 1 as special, so `pack` adds a one-token sample of its own where a batch
-would be smaller than that. It comes last, is not counted in num_samples and num_tokens, and LanePool drops its row.
+A compiled package treats sizes 0 and 1 as special, so `pack` adds a one-token sample of its own to a batch of
+one. It comes last, is not counted in num_samples and num_tokens, and LanePool drops its row.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class BatchBounds:
                 raise ValueError(f"bounds.{key} = {value!r}: must be at least 1")
         if self.tokens_per_sample > self.tokens:
             raise ValueError(
-                f"bounds.tokens_per_sample = {self.tokens_per_sample!r}: exceeds bounds.tokens = {self.tokens!r}"
+                f"bounds.tokens_per_sample = {self.tokens_per_sample}: exceeds bounds.tokens = {self.tokens}"
             )
 
 

@@ -1,40 +1,135 @@
 """Lanes: the threads that run an artifact's compiled package, one runner each, one copy of the weights.
 
 A runner belongs to its lane's thread, so `forward` and `run` may only be called inside work submitted to
-`executor`. On CUDA each lane has a stream of its own and waits for it before it returns: what comes back is
-on the CPU and owned by the caller.
+`executor`. Neither holds the interpreter lock while it computes. On CUDA each lane has its own stream and
+waits for it before it returns: what comes back is on the CPU and owned by the caller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Executor
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Barrier, local
 
+import torch
 from torch import Tensor
 
-from engine.packed import PackedBatch
+from engine.packed import BatchBounds, PackedBatch, pack
+from engine.runtime.native import Runner, open_runner
 
 Head = Callable[[Tensor], tuple[Tensor, ...]]
+_START_S = 120  # a runner opens in seconds; a lane that takes longer than this is stuck
+
+
+@dataclass(frozen=True)
+class _Lane:
+    runner: Runner
+    stream: torch.cuda.Stream | None
 
 
 class LanePool:
-    """`num_lanes` lanes behind one executor."""
+    """`num_lanes` lanes behind one executor; `weights` are shared and hold every constant of the package."""
 
-    executor: Executor
-    num_lanes: int
+    def __init__(
+        self,
+        package: Path,
+        weights: Mapping[str, Tensor],
+        bounds: BatchBounds,
+        *,
+        vocab_size: int,
+        device: torch.device,
+        lanes: int,
+        threads: int,
+    ) -> None:
+        """Opens every runner and runs it once; ValueError for counts below one."""
+        for key, value in (("lanes", lanes), ("threads", threads)):
+            if value < 1:
+                raise ValueError(f"{key} = {value!r}: must be at least 1")
+        self.num_lanes = lanes
+        self.executor = ThreadPoolExecutor(
+            max_workers=lanes, thread_name_prefix=f"lane-{package.parent.name}"
+        )
+        self._package, self._weights, self._bounds = package, dict(weights), bounds
+        self._vocab_size, self._device, self._threads = vocab_size, device, threads
+        self._mine = local()
+        # One task a thread: none ends before all have begun, so that no thread gets two.
+        barrier = Barrier(lanes)
+        starting = [self.executor.submit(self._start, barrier) for _ in range(lanes)]
+        try:
+            for lane in starting:
+                lane.result()
+        except BaseException:
+            barrier.abort()
+            self.close()
+            raise
 
     def forward(self, packed: PackedBatch) -> Tensor:
-        """Hidden states after the final norm of each real sample's last token: float32[num_samples, H], CPU."""
-        raise NotImplementedError
+        """Normed hidden states of each real sample's last token: float32[num_samples, H], CPU."""
+        return self.run(packed, lambda hidden: (hidden,))[0]
 
     def run(self, packed: PackedBatch, head: Head) -> tuple[Tensor, ...]:
         """`head` applied to those hidden states on the lane's device and stream, in the artifact's dtype.
 
         Its tensors come back on the CPU, floating ones as float32. On CUDA this spares copying [S, H] and
-        multiplies a large head where it is fast.
+        multiplies a large head where it is fast. ValueError for a batch over the bounds or an unknown token.
         """
-        raise NotImplementedError
+        lane: _Lane | None = getattr(self._mine, "lane", None)
+        if lane is None:
+            raise RuntimeError("not a lane's thread: submit the work to LanePool.executor")
+        self._check(packed)
+        with torch.inference_mode():
+            if lane.stream is None:
+                return tuple(map(_widen, head(_hidden(lane.runner, packed, self._device))))
+            with torch.cuda.stream(lane.stream):
+                results = [_widen(x) for x in head(_hidden(lane.runner, packed, self._device))]
+                copies = tuple(torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in results)
+                for copy, result in zip(copies, results, strict=True):
+                    copy.copy_(result, non_blocking=True)
+            lane.stream.synchronize()
+            return copies
 
     def close(self) -> None:
         """Finish what was submitted, then free the runners; idempotent."""
-        raise NotImplementedError
+        self.executor.shutdown(wait=True)
+
+    def _start(self, barrier: Barrier) -> None:
+        # Counts for this thread alone; torch also takes it as the default of threads that start later.
+        torch.set_num_threads(self._threads)
+        on_cuda = self._device.type == "cuda"
+        with torch.cuda.device(self._device) if on_cuda else nullcontext():
+            runner = open_runner(self._package, (self._device.index or 0) if on_cuda else -1)
+            names = runner.constant_names()
+            runner.use_constants({name: self._weights[name] for name in names})
+            stream = torch.cuda.Stream(self._device) if on_cuda else None  # type: ignore[no-untyped-call]
+        self._mine.lane = _Lane(runner, stream)
+        self.forward(
+            pack([[0]])
+        )  # the first run allocates and loads kernels: not the first request's business
+        barrier.wait(_START_S)
+
+    def _check(self, packed: PackedBatch) -> None:
+        given = BatchBounds(packed.num_samples, packed.num_tokens, packed.max_seqlen)
+        for key in ("samples", "tokens", "tokens_per_sample"):
+            if getattr(given, key) > getattr(self._bounds, key):
+                raise ValueError(
+                    f"{key} = {getattr(given, key)}: over the artifact's {getattr(self._bounds, key)}"
+                )
+        low, high = (int(x) for x in packed.input_ids.aminmax())
+        if low < 0 or high >= self._vocab_size:
+            raise ValueError(
+                f"token id {low if low < 0 else high}: not in the vocabulary of {self._vocab_size}"
+            )
+
+
+def _hidden(runner: Runner, packed: PackedBatch, device: torch.device) -> Tensor:
+    inputs = [packed.input_ids, packed.positions, packed.cu_seqlens]
+    if device.type == "cuda":
+        inputs = [x.pin_memory().to(device, non_blocking=True) for x in inputs]
+    return runner.run(inputs)[0][: packed.num_samples]
+
+
+def _widen(x: Tensor) -> Tensor:
+    return x.float() if x.is_floating_point() else x

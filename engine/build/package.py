@@ -1,0 +1,173 @@
+"""`build_artifact`: a checkpoint in, an artifact's directory out, whole or not at all.
+
+Everything is written to a hidden sibling of the target, which takes the target's name at the end. One
+thread; memory for about four copies of the model in float32, minutes for the compiler.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from engine.build.compilation import compile_package, export_decoder
+from engine.build.compiler import CompilerCheck, require_compiler
+from engine.build.native import build_native, default_cache
+from engine.build.parity import measure_parity
+from engine.build.spec import BuildSpec
+from engine.errors import ArtifactError
+from engine.manifest import (
+    FORMAT,
+    MANIFEST,
+    PACKAGE,
+    TOKENIZER,
+    WEIGHTS,
+    Manifest,
+    Parity,
+    Source,
+    file_digest,
+    write_manifest,
+)
+from engine.models.checkpoint import Checkpoint, load_checkpoint
+from engine.models.decoder import PackedDecoder
+from engine.models.weights import LM_HEAD, SCORE, convert_weights
+from engine.runtime.lanes import LanePool
+from engine.runtime.machine import cpu_features, device_arch
+from engine.runtime.native import LIBRARY, load_native
+
+Progress = Callable[[str], None]
+
+
+def build_artifact(spec: BuildSpec, progress: Progress = lambda stage: None) -> Path:
+    """Build `spec` and return its directory. `progress` hears the name of each stage as it begins.
+
+    ConfigError for an option of the checkpoint or the spec that cannot be served; ArtifactError for files
+    that cannot be read, a compiler that will not do, or a result out of tolerance. Whatever fails, `spec.out`
+    stays as it was.
+    """
+    _require_replaceable(spec.out)
+    progress("checking the compiler")
+    compiler = require_compiler()
+    spec.out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=spec.out.parent, prefix=f".{spec.out.name}.") as scratch:
+        folder = Path(scratch, "artifact")
+        folder.mkdir()
+        progress("compiling the native library")
+        shutil.copyfile(build_native(compiler, spec.cache or default_cache()), folder / LIBRARY)
+        load_native(folder / LIBRARY)
+        progress("loading the checkpoint")
+        checkpoint = load_checkpoint(
+            spec.model, max_tokens=spec.bounds.tokens_per_sample, ignore=spec.ignore_options
+        )
+        _write_weights(spec, checkpoint, folder)
+        _write_package(spec, checkpoint, folder, progress)
+        progress("comparing with transformers")
+        parity = _measure(spec, checkpoint, folder)
+        progress("writing the artifact")
+        for path in folder.rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors writes for its owner alone
+        write_manifest(folder, _describe(spec, checkpoint, parity, compiler, folder))
+        _publish(folder, spec.out, Path(scratch, "replaced"))
+    return spec.out
+
+
+def _require_replaceable(out: Path) -> None:
+    if out.exists() and not (out / MANIFEST).is_file() and not (out.is_dir() and not any(out.iterdir())):
+        raise ArtifactError(f"{out}: exists and is no artifact, so it is left alone; choose another --out")
+
+
+def _write_weights(spec: BuildSpec, checkpoint: Checkpoint, folder: Path) -> None:
+    tensors = dict(checkpoint.weights)
+    if checkpoint.lm_head is not None and not checkpoint.tied:
+        tensors[LM_HEAD] = checkpoint.lm_head
+    if checkpoint.score is not None:
+        tensors[SCORE] = checkpoint.score
+    save_file(convert_weights(tensors, spec.torch_dtype), folder / WEIGHTS)
+    if checkpoint.tokenizer is not None:
+        checkpoint.tokenizer.save_pretrained(str(folder / TOKENIZER))
+
+
+def _write_package(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, progress: Progress) -> None:
+    progress("exporting")
+    device = torch.device(spec.device)
+    weights = load_file(folder / WEIGHTS, device=spec.device)
+    weights = {name: weights[name] for name in checkpoint.weights}
+    decoder = PackedDecoder.from_weights(checkpoint.architecture, weights, spec.bounds.tokens_per_sample)
+    exported = export_decoder(decoder, spec.bounds, device)
+    progress("compiling the model")
+    compile_package(exported, folder / PACKAGE)
+
+
+def _measure(spec: BuildSpec, checkpoint: Checkpoint, folder: Path) -> Parity:
+    pool = LanePool(
+        folder / PACKAGE,
+        load_file(folder / WEIGHTS, device=spec.device),
+        spec.bounds,
+        vocab_size=checkpoint.architecture.vocab_size,
+        device=torch.device(spec.device),
+        lanes=1,
+        threads=torch.get_num_threads(),
+    )
+    try:
+        checkpoint.reference.to(spec.device)
+        return measure_parity(
+            checkpoint,
+            lambda packed: pool.executor.submit(pool.forward, packed).result(),
+            spec.bounds,
+            spec.dtype_name,
+        )
+    finally:
+        pool.close()
+
+
+def _describe(
+    spec: BuildSpec, checkpoint: Checkpoint, parity: Parity, compiler: CompilerCheck, folder: Path
+) -> Manifest:
+    is_file = spec.model.is_file()
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return Manifest(
+        format=FORMAT,
+        name=spec.name,
+        family=checkpoint.family,
+        architecture=dataclasses.asdict(checkpoint.architecture),
+        dtype=spec.dtype_name,
+        device=spec.device,
+        device_arch=device_arch(torch.device(spec.device)),
+        cpu_features=cpu_features(),
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+        boundgen=_own_version(),
+        compiler=compiler.version,
+        bounds=spec.bounds,
+        head=checkpoint.head,
+        labels=checkpoint.labels,
+        ignored_options=spec.ignore_options,
+        source=Source(
+            path=str(spec.model.resolve()),
+            kind="gguf" if is_file else "huggingface",
+            config_sha256=file_digest(spec.model if is_file else spec.model / "config.json"),
+        ),
+        parity=parity,
+        files={path.relative_to(folder).as_posix(): file_digest(path) for path in files},
+    )
+
+
+def _publish(folder: Path, out: Path, replaced: Path) -> None:
+    """Two renames where an artifact is replaced; a process that has the old one open keeps it."""
+    if out.exists():
+        out.rename(replaced)
+    folder.rename(out)
+
+
+def _own_version() -> str:
+    try:
+        return version("boundgen")
+    except PackageNotFoundError:  # run from a checkout that was not installed
+        return "unknown"

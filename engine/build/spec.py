@@ -1,0 +1,52 @@
+"""What a build is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from engine.errors import ConfigError
+from engine.packed import BatchBounds
+
+Dtype = Literal["float32", "bfloat16"]
+Device = Literal["cpu", "cuda"]
+_DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class BuildSpec:
+    """`model`: a Hugging Face directory or a .gguf file; `out`: the artifact's directory, replaced if one.
+
+    `bounds` are of one packed batch, which may hold several requests. `ignore_options` names options of the
+    checkpoint's configuration that the user states to be without effect. `cache` keeps the native library.
+    """
+
+    model: Path
+    out: Path
+    name: str
+    device: Device = "cpu"
+    dtype: Dtype | None = None  # float32 on a CPU, bfloat16 on CUDA
+    bounds: BatchBounds = field(default_factory=lambda: BatchBounds(256, 8192, 512))
+    ignore_options: tuple[str, ...] = ()
+    cache: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ConfigError("name", self.name, "must not be empty")
+        if self.device not in ("cpu", "cuda"):
+            raise ConfigError("device", self.device, "must be cpu or cuda")
+        if self.dtype not in (None, *_DTYPES):
+            raise ConfigError("dtype", self.dtype, f"must be one of {', '.join(_DTYPES)}")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("device", self.device, f"torch {torch.__version__} sees no CUDA device here")
+
+    @property
+    def dtype_name(self) -> Dtype:
+        return self.dtype or ("bfloat16" if self.device == "cuda" else "float32")
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return _DTYPES[self.dtype_name]

@@ -1,0 +1,115 @@
+"""manifest.json: what an artifact is, what it was built with, and the digest of each of its files.
+
+Written once by a build, read by everyone else. Its own digest therefore names the whole artifact.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from engine.errors import ArtifactError
+from engine.packed import BatchBounds
+
+FORMAT = 1  # raised whenever native.so, the package's inputs or this file change in meaning
+MANIFEST = "manifest.json"
+PACKAGE = "model.pt2"
+WEIGHTS = "weights.safetensors"
+TOKENIZER = "tokenizer"  # a folder; absent where the checkpoint brought none
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Parity(_Frozen):
+    """What a build measured against `reference`, which ran one sample at a time in float32."""
+
+    reference: str
+    quantity: Literal["log-probability", "score", "hidden state"]
+    samples: int
+    tokens: int
+    max_abs_error: float
+    mean_abs_error: float
+    top1_agreement: float | None  # share of samples with the reference's likeliest token or label
+    max_abs_tolerance: float
+    mean_abs_tolerance: float
+
+
+class Source(_Frozen):
+    """Where the weights came from; config_sha256 is that of config.json or of the GGUF file."""
+
+    path: str
+    kind: Literal["huggingface", "gguf"]
+    config_sha256: str
+
+
+class Manifest(_Frozen):
+    """See the fields; `architecture` is engine.models.architecture.Architecture as plain values."""
+
+    format: int
+    name: str
+    family: str
+    architecture: dict[str, Any]
+    dtype: Literal["float32", "bfloat16"]
+    device: Literal["cpu", "cuda"]
+    device_arch: str
+    cpu_features: tuple[str, ...]
+    torch: str
+    transformers: str
+    boundgen: str
+    compiler: str
+    bounds: BatchBounds
+    head: Literal["language model", "score", "none"]
+    labels: tuple[str, ...] | None
+    ignored_options: tuple[str, ...]
+    source: Source
+    parity: Parity
+    files: dict[str, str]  # path in the artifact -> sha256
+
+    @field_validator("files")
+    @classmethod
+    def _inside(cls, files: dict[str, str]) -> dict[str, str]:
+        for name in files:
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise ValueError(f"{name!r} points outside the artifact")
+        return files
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def read_manifest(folder: Path) -> tuple[Manifest, str]:
+    """The manifest and its digest; ArtifactError where it is missing, garbled or of another format."""
+    path = folder / MANIFEST
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ArtifactError(
+            f"{folder}: no readable {MANIFEST} ({error.strerror}), so it is no artifact or a partial copy; "
+            f"copy it again, or make one: boundgen build MODEL --out {folder}"
+        ) from error
+    mend = f"copy the artifact again, or rebuild it: boundgen build MODEL --out {folder}"
+    try:
+        values = json.loads(raw)
+        found = values["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{path}: garbled ({error}); {mend}") from error
+    if found != FORMAT:
+        raise ArtifactError(f"{path}: format = {found!r}, this boundgen reads format {FORMAT}; {mend}")
+    try:
+        return Manifest.model_validate_json(raw), hashlib.sha256(raw).hexdigest()
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ArtifactError(f"{path}: {where} = {first['input']!r}: {first['msg']}; {mend}") from error
+
+
+def file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

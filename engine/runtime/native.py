@@ -1,0 +1,50 @@
+"""Loads native.so, the C++ part of an artifact: operator kernels and the runner class.
+
+A process has one copy: every artifact of one format carries the same interface, so the first one loaded
+serves all of them. Any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Lock
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+import engine.ops.packed_attention  # noqa: F401 -- registers the schema that the library's kernels attach to
+
+LIBRARY = "native.so"
+_loading = Lock()  # registering a class twice would abort the second artifact
+
+
+class Runner(Protocol):
+    """runner.cpp: a compiled package, opened for one thread at a time."""
+
+    def constant_names(self) -> list[str]: ...
+    def use_constants(self, constants: Mapping[str, Tensor]) -> None:
+        """Pointers, not copies: keep the tensors alive as long as the runner."""
+
+    def run(self, inputs: list[Tensor]) -> list[Tensor]:
+        """On the thread's current CUDA stream, without the interpreter lock."""
+
+
+def load_native(path: Path) -> None:
+    """Load the library unless this process has one; OSError or RuntimeError where it does not fit torch."""
+    with _loading:
+        if not _is_loaded():
+            torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
+
+
+def open_runner(package: Path, device_index: int) -> Runner:
+    """A runner of its own over `package` (-1: CPU, or the current device); `load_native` comes first."""
+    return cast(Runner, torch.classes.boundgen_runtime.Runner(str(package), device_index))
+
+
+def _is_loaded() -> bool:
+    try:
+        return torch.classes.boundgen_runtime.Runner is not None
+    except RuntimeError:  # how torch says that no such class is registered
+        return False
