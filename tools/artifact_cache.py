@@ -13,17 +13,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 import engine
-from engine.artifact import FORMAT
-from engine.build import BuildSpec, build_artifact
+from engine.build.package import build_artifact
+from engine.build.spec import BuildSpec, Device, Dtype
+from engine.manifest import FORMAT, MANIFEST, file_digest
 from engine.packed import BatchBounds
+from engine.runtime.machine import cpu_features, device_arch
 from tools.model_cache import cache_root
 
-BUILT_FROM = ("artifact.py", "build*", "models", "ops", "packed.py")  # of engine/: what shapes the package
+BUILT_FROM = ("manifest.py", "packed.py", "build", "models", "ops", "runtime")  # of engine/: what shapes it
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class Wanted:
 
     model: Path
     name: str
-    device: Literal["cpu", "cuda"]
-    dtype: Literal["float32", "bfloat16"]
+    device: Device
+    dtype: Dtype | None  # None: float32 on a CPU, bfloat16 on CUDA
     bounds: BatchBounds
 
 
@@ -46,11 +47,11 @@ def cached_artifact(
     """
     artifacts = (cache or cache_root()) / "artifacts"
     target = artifacts / f"{wanted.name}-{wanted.device}-{cache_key(wanted)}"
-    if (target / "manifest.json").is_file():
+    if (target / MANIFEST).is_file():
         return target
     artifacts.mkdir(parents=True, exist_ok=True)
     with _locked(artifacts / f".{target.name}.lock", say):
-        if (target / "manifest.json").is_file():
+        if (target / MANIFEST).is_file():
             return target
         building = artifacts / f".building-{target.name}"
         shutil.rmtree(building, ignore_errors=True)  # what an interrupted build left; we hold its lock
@@ -61,6 +62,7 @@ def cached_artifact(
             device=wanted.device,
             dtype=wanted.dtype,
             bounds=wanted.bounds,
+            cache=artifacts.parent / "native",
         )
         build_artifact(spec, say)
         building.rename(target)
@@ -69,31 +71,22 @@ def cached_artifact(
 
 def cache_key(wanted: Wanted) -> str:
     """16 hex digits over everything that a build's result depends on."""
-    parts = [
-        str(FORMAT),
-        torch.__version__,
-        wanted.device,
-        wanted.dtype,
-        repr(wanted.bounds),
-        device_arch(wanted),
-    ]
     root = Path(engine.__file__).parent
-    found = sorted(path for pattern in BUILT_FROM for path in root.glob(pattern))
-    code = [path for each in found for path in ([each] if each.is_file() else sorted(each.rglob("*.py")))]
-    digest = hashlib.sha256("\0".join(parts).encode())
+    code = [path for name in BUILT_FROM for path in _code_files(root / name)]
+    machine = (device_arch(torch.device(wanted.device)), *cpu_features())
+    asked = (wanted.device, wanted.dtype or "", repr(wanted.bounds))
+    digest = hashlib.sha256("\0".join((str(FORMAT), torch.__version__, *machine, *asked)).encode())
     for path in [*code, *_model_files(wanted.model)]:
-        digest.update(f"\0{path.name}\0".encode())
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+        digest.update(f"\0{path.name}\0{file_digest(path)}".encode())
     return digest.hexdigest()[:16]
 
 
-def device_arch(wanted: Wanted) -> str:
-    """What the compiled code is compiled for: "sm_90", or the vector instructions of this CPU."""
-    if wanted.device == "cuda":
-        major, minor = torch.cuda.get_device_capability()
-        return f"sm_{major}{minor}"
-    return torch.backends.cpu.get_cpu_capability()
+def _code_files(path: Path) -> list[Path]:
+    return (
+        [path]
+        if path.is_file()
+        else sorted(each for each in path.rglob("*") if each.suffix in {".py", ".cpp"})
+    )
 
 
 def _model_files(model: Path) -> list[Path]:

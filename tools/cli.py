@@ -39,6 +39,16 @@ BENCHMARKS = {
 }
 
 
+def load(name: str, module: str) -> Any:
+    """The command of a module of ours; UserError if a package that it needs is missing or broken."""
+    try:
+        command = typer.main.get_command(importlib.import_module(module).app)
+    except (ImportError, OSError) as error:  # OSError: a shared library of torch that cannot be loaded
+        raise UserError(f"{name} cannot start: {error}. Mend it: pip install --upgrade boundgen") from error
+    command.name = name
+    return command
+
+
 class LazyCommands(TyperGroup):
     """A group that knows its commands' names and one-line helps, and loads the one that is called."""
 
@@ -51,9 +61,7 @@ class LazyCommands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in self.table:
-            command = typer.main.get_command(importlib.import_module(self.table[args[0]][0]).app)
-            command.name = args[0]
-            self.commands[args[0]] = command
+            self.commands[args[0]] = load(args[0], self.table[args[0]][0])
         return super().resolve_command(ctx, args)
 
 

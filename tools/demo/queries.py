@@ -1,7 +1,8 @@
 """The demo's sixty requests, as shipped in queries.jsonl: what is sent and what must become of it.
 
 One JSON map a line: id, pipeline, fate (the outcome it must have) and either samples (one map of template
-fields each) or, for records that no producer should write, raw_hex with the reason in `why`.
+fields each) or, for records that no producer should write, raw_hex with the reason in `why`. The lines of
+the burst stand together.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Query(BaseModel):
     id: Annotated[str, Field(min_length=1)]
     pipeline: str
     fate: Outcome
+    burst: bool = False  # sent without waiting for anyone's reply
     samples: tuple[dict[str, str], ...] = ()
     raw_hex: str | None = None
     why: str | None = None

@@ -1,0 +1,53 @@
+"""Where a number comes from: machine, versions and commit, for the JSON line of every benchmark."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+GIT_SECONDS = 10
+
+
+def provenance(device: str) -> dict[str, object]:
+    """Plain values that go into the JSON line beside the results."""
+    return {
+        "machine": machine(device),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": metadata.version("transformers"),
+        "aiokafka": metadata.version("aiokafka"),
+        "boundgen": metadata.version("boundgen"),
+        "commit": commit(),
+    }
+
+
+def machine(device: str) -> str:
+    """The card's name, or the processor's with its number of CPUs and vector instructions."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    return f"{_processor()}, {os.cpu_count()} CPUs, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def commit() -> str:
+    """The commit of the source that runs, with + where files were changed since; "unknown" outside of git."""
+    folder = Path(__file__).resolve().parent
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,107 @@
+"""`boundgen build`: a checkpoint in, an artifact out, with what was measured on the way."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from engine.build.package import build_artifact
+from engine.build.spec import BuildSpec
+from engine.manifest import Manifest, read_manifest
+from engine.packed import BatchBounds
+from tools.errors import UserError
+from tools.steps import Steps
+
+app = typer.Typer(rich_markup_mode="rich")
+
+
+class Device(StrEnum):
+    """What the artifact is compiled for; it must be there while building."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Dtype(StrEnum):
+    """Precision of weights and arithmetic."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+@app.command(epilog="Example: [bold]boundgen build --model ./Qwen3-0.6B --out ./artifacts/qwen3[/]")
+def build(
+    model: Annotated[
+        Path, typer.Option(exists=True, help="A Hugging Face directory (safetensors) or a GGUF file.")
+    ],
+    out: Annotated[Path, typer.Option(help="The artifact's directory; one that is there is replaced.")],
+    name: Annotated[
+        str | None, typer.Option(help="What replies call the model; the directory's name without it.")
+    ] = None,
+    device: Annotated[Device, typer.Option(help="What to compile for.")] = Device.CPU,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="float32 on a CPU and bfloat16 on CUDA without it.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Most samples in one packed batch.")] = 256,
+    tokens_per_request: Annotated[
+        int, typer.Option(min=1, help="Most tokens in one packed batch, and so in one request.")
+    ] = 8192,
+    tokens_per_sample: Annotated[int, typer.Option(min=1, help="Most tokens in one sample.")] = 512,
+    ignore_option: Annotated[
+        list[str] | None,
+        typer.Option(help="A config option that boundgen does not know and you know to be without effect."),
+    ] = None,
+) -> None:
+    """Compile a model into an artifact: a directory that workers load, for this kind of machine.
+
+    Llama, Qwen2 and Qwen3 checkpoints are supported, as ...ForCausalLM, as a bare model or as
+    ...ForSequenceClassification. The result is compared with transformers before it is written; a
+    configuration option that boundgen does not serve is an error. Takes minutes for a small model.
+    """
+    spec = BuildSpec(
+        model=model,
+        out=out,
+        name=name or out.resolve().name,
+        device=device.value,
+        dtype=None if dtype is None else dtype.value,
+        bounds=make_bounds(samples, tokens_per_request, tokens_per_sample),
+        ignore_options=tuple(ignore_option or ()),
+    )
+    with Steps() as say:
+        path = build_artifact(spec, say)
+    manifest, digest = read_manifest(path)
+    Console(highlight=False).print(summary(path, manifest, digest))
+
+
+def make_bounds(samples: int, tokens_per_request: int, tokens_per_sample: int) -> BatchBounds:
+    """UserError where they contradict each other."""
+    try:
+        return BatchBounds(samples=samples, tokens=tokens_per_request, tokens_per_sample=tokens_per_sample)
+    except ValueError as error:
+        raise UserError(f"--tokens-per-request, --tokens-per-sample: {error}") from error
+
+
+def summary(path: Path, manifest: Manifest, digest: str) -> Table:
+    """The manifest's main points, one a line."""
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    bounds, parity = manifest.bounds, manifest.parity
+    agreement = "" if parity.top1_agreement is None else f", top-1 agreement {parity.top1_agreement:.1%}"
+    lines = {
+        "artifact": f"{path} ({size / 1e6:,.0f} MB)",
+        "model": f"{manifest.name}, {manifest.family}, {manifest.dtype}, head: {manifest.head}",
+        "compiled for": f"{manifest.device} {manifest.device_arch}, torch {manifest.torch}",
+        "bounds": f"{bounds.samples} samples, {bounds.tokens} tokens, {bounds.tokens_per_sample} a sample",
+        "parity": f"{parity.quantity} of {parity.samples} samples against {parity.reference}: "
+        f"max {parity.max_abs_error:.1e}, mean {parity.mean_abs_error:.1e}{agreement}",
+        "digest": digest,
+    }
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for key, value in lines.items():
+        table.add_row(f"[bold]{key}[/]", escape(value))
+    return table
