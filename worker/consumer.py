@@ -24,7 +24,7 @@ from worker.commits import taken_before
 from worker.deadlines import Clock
 from worker.logs import Throttle
 from worker.metrics import PipelineMetrics
-from worker.offsets import OffsetTracker
+from worker.offsets import OffsetTracker, Progress
 from worker.settings import KafkaSettings
 from worker.window import Window
 
@@ -133,9 +133,9 @@ class GroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
             if partition in stored:
                 commit = stored[partition]
                 self._consumer.seek(partition, commit.offset)
-                self._tracker.begin(partition, commit.offset, taken_before(commit.metadata))
+                self._tracker.begin(partition, Progress(commit.offset, taken_before(commit.metadata)))
             else:
-                self._tracker.begin(partition, starts[partition])
+                self._tracker.begin_first(partition, starts[partition])
 
     async def _poll(self, room: int) -> None:
         partitions = self._tracker.partitions

@@ -36,7 +36,9 @@ class Progress:
 class PartitionOffsets:
     """One partition in one epoch: taken records in order, those of them that are done, and the commit."""
 
-    def __init__(self, epoch: int, position: int, taken_before: int, committed: Progress) -> None:
+    def __init__(
+        self, epoch: int, position: int, taken_before: int, committed: Progress | None = None
+    ) -> None:
         self.epoch = epoch
         self.next = position
         self.taken_before = taken_before
@@ -107,11 +109,16 @@ class OffsetTracker:
     def num_uncommitted(self) -> int:
         return sum(each.num_uncommitted for each in self._partitions.values())
 
-    def begin(self, partition: TopicPartition, position: int, taken_before: int = 0) -> None:
-        """A new epoch at `position`; offsets under `taken_before` are known to have been taken once."""
-        known = max(taken_before, self._taken.get(partition, 0))
-        committed = Progress(position, taken_before)
-        self._partitions[partition] = PartitionOffsets(next(self._epochs), position, known, committed)
+    def begin(self, partition: TopicPartition, committed: Progress) -> None:
+        """A new epoch where the group's commit says; records under `taken` come a second time."""
+        known = max(committed.taken, self._taken.get(partition, 0))
+        self._partitions[partition] = PartitionOffsets(next(self._epochs), committed.offset, known, committed)
+
+    def begin_first(self, partition: TopicPartition, position: int) -> None:
+        """A new epoch of a partition without a commit; `position` is committed so that lag can be told."""
+        self._partitions[partition] = PartitionOffsets(
+            next(self._epochs), position, self._taken.get(partition, 0)
+        )
 
     def end(self, partitions: Iterable[TopicPartition]) -> None:
         """The partitions are no longer ours: their records in flight can commit nothing any more."""
@@ -127,7 +134,7 @@ class OffsetTracker:
         if state is None:
             return None
         if offset < state.next:
-            state = PartitionOffsets(next(self._epochs), offset, 0, Progress(offset, 0))
+            state = PartitionOffsets(next(self._epochs), offset, 0)
             self._partitions[partition] = state
             self._taken[partition] = 0
         attempt = 2 if offset < state.taken_before else 1

@@ -119,6 +119,7 @@ class Publisher:
             try:
                 await self._attempt(record)
             except RefusedError:
+                self.failing_since = None
                 raise
             except (KafkaError, OSError, TimeoutError) as error:
                 self._failed(error, record.topic)

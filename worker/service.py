@@ -41,6 +41,7 @@ from worker.watchdog import EXIT_STALLED, Watchdog
 log = structlog.get_logger(__name__)
 
 HEARTBEAT_S = 0.25
+SAME_SIGNAL_S = 1.0  # supervisors signal the process and its group: twice within milliseconds
 START_ERRORS = (ConfigError, ArtifactError, TopicsMissingError, KafkaError, OSError, TimeoutError)
 
 
@@ -62,6 +63,8 @@ class Service:
         self._ending = asyncio.Event()
         self._exit_code = 0
         self._starting = True
+        self._loading = False
+        self._signalled_s: float | None = None
         self._watchdog = Watchdog(config.watchdog, self._streams, self._stalled, config.shutdown.close_ms)
         self.probes = Probes(config.http, self._metrics.registry, self._complaints, self._not_ready)
 
@@ -89,8 +92,10 @@ class Service:
                 TimeoutError,
             ) as error:
                 log.error("the worker cannot start", error=str(error) or repr(error))
-                self._exit_code = 1
-                self._ending.set()
+                self._fail()
+            except Exception:  # a bug, or a user's node that does not load: say where
+                log.exception("the worker cannot start")
+                self._fail()
             await ending
             await self._drain()
         log.info("ended", exit_code=self._exit_code)
@@ -110,12 +115,7 @@ class Service:
             threads=config.engine.threads,
         )
         closing.callback(artifacts.close)
-        pipelines = []
-        for settings in config.pipelines:
-            pipeline = await asyncio.to_thread(Pipeline.open, read_pipeline(settings.config), artifacts)
-            closing.callback(pipeline.close, config.shutdown.close_ms / 1000)
-            pipelines.append(pipeline)
-            log.info("pipeline loaded", pipeline=pipeline.name, capacity=str(pipeline.capacity))
+        pipelines = await self._load(artifacts, closing)
         await self._store.start()
         closing.push_async_callback(self._store.close)
         pairs = list(zip(config.pipelines, pipelines, strict=True))
@@ -127,11 +127,22 @@ class Service:
         for settings, pipeline in pairs:
             self._streams.append(self._stream(settings, pipeline))
         gc.collect()
-        gc.freeze()  # what is loaded stays: without it the collector walks the model's objects again and again
+        gc.freeze()  # what is loaded stays: otherwise the collector walks it all again and again
         await asyncio.gather(*(stream.start() for stream in self._streams))
         self._watchdog.start()
         self._starting = False
         log.info("serving", pipelines=[each.pipeline.name for each in self._streams])
+
+    async def _load(self, artifacts: ArtifactStore, closing: AsyncExitStack) -> list[Pipeline]:
+        pipelines: list[Pipeline] = []
+        self._loading = True
+        for settings in self._config.pipelines:
+            pipeline = await asyncio.to_thread(Pipeline.open, read_pipeline(settings.config), artifacts)
+            closing.callback(pipeline.close, self._config.shutdown.close_ms / 1000)
+            pipelines.append(pipeline)
+            log.info("pipeline loaded", pipeline=pipeline.name, capacity=str(pipeline.capacity))
+        self._loading = False
+        return pipelines
 
     def _stream(self, settings: PipelineSettings, pipeline: Pipeline) -> Stream:
         config = self._config
@@ -157,6 +168,10 @@ class Service:
             self._metrics.for_pipeline(pipeline.name),
             self.fatal,
         )
+
+    def _fail(self) -> None:
+        self._exit_code = 1
+        self._ending.set()
 
     async def _drain(self) -> None:
         shutdown = self._config.shutdown
@@ -184,11 +199,17 @@ class Service:
         self._loop.call_soon_threadsafe(self.fatal, reason)
 
     def _signalled(self, number: int) -> None:
-        if self._ending.is_set():
+        name = signal.Signals(number).name
+        if self._loading:  # a thread inside a model's loading cannot be stopped; nothing was taken yet
+            log.info("ended while loading", signal=name)
+            os._exit(0)
+        if self._signalled_s is None:
+            log.info("ending: no more records are taken", signal=name)
+            self._signalled_s = time.monotonic()
+            self._ending.set()
+        elif time.monotonic() - self._signalled_s > SAME_SIGNAL_S:
             log.critical("second signal: ending at once; records in flight will be answered again")
             os._exit(128 + number)
-        log.info("ending: no more records are taken", signal=signal.Signals(number).name)
-        self._ending.set()
 
     async def _beat(self) -> None:
         while True:

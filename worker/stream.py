@@ -169,6 +169,7 @@ class Stream:
                 await self._consumer.stop()
         except (KafkaError, OSError, TimeoutError) as error:
             log.warning("the group was not left in time: it waits for the session timeout", error=repr(error))
+            await self._consumer._client.close()  # what a cancelled stop leaves open
         self._preparing.shutdown(wait=False, cancel_futures=True)
         return committed
 

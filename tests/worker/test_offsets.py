@@ -21,7 +21,7 @@ def took(tracker: OffsetTracker, partition: TopicPartition, offset: int) -> Plac
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=30), st.randoms(use_true_random=False))
 def test_the_commit_is_the_first_record_not_done(steps: list[int], random: object) -> None:
     tracker = OffsetTracker()
-    tracker.begin(P0, 10)
+    tracker.begin(P0, Progress(10, 0))
     offsets, at = [], 10
     for step in steps:  # a step over 1 is a gap
         at += step
@@ -41,7 +41,7 @@ def test_the_commit_is_the_first_record_not_done(steps: list[int], random: objec
 
 def test_a_gap_before_the_first_record_is_passed_only_when_it_is_taken() -> None:
     tracker = OffsetTracker()
-    tracker.begin(P0, 5)
+    tracker.begin(P0, Progress(5, 0))
     place = took(tracker, P0, 9)
     assert tracker.to_commit()[P0].offset == 9  # nothing exists in 5..8
     tracker.done(place)
@@ -50,11 +50,11 @@ def test_a_gap_before_the_first_record_is_passed_only_when_it_is_taken() -> None
 
 def test_older_epochs_commit_nothing() -> None:
     tracker = OffsetTracker()
-    tracker.begin(P0, 0)
+    tracker.begin(P0, Progress(0, 0))
     old = took(tracker, P0, 0)
     tracker.end([P0])
     tracker.done(old)
-    tracker.begin(P0, 0)
+    tracker.begin(P0, Progress(0, 0))
     again = took(tracker, P0, 0)
     tracker.done(old)
     assert tracker.to_commit() == {P0: Progress(0, 1)}
@@ -66,21 +66,21 @@ def test_older_epochs_commit_nothing() -> None:
 
 def test_a_second_delivery_is_marked_in_one_process_and_between_two() -> None:
     tracker = OffsetTracker()
-    tracker.begin(P0, 0)
+    tracker.begin(P0, Progress(0, 0))
     assert took(tracker, P0, 0).attempt == 1
     tracker.end([P0])
-    tracker.begin(P0, 0, taken_before=0)
+    tracker.begin(P0, Progress(0, 0))
     assert tracker.to_commit() == {P0: Progress(0, 1)}
     assert [took(tracker, P0, offset).attempt for offset in (0, 1)] == [2, 1]
     other = OffsetTracker()
-    other.begin(P0, 3, taken_before=5)
+    other.begin(P0, Progress(3, 5))
     assert [took(other, P0, offset).attempt for offset in (3, 4, 5)] == [2, 2, 1]
     assert other.to_commit()[P0] == Progress(3, 6)
 
 
 def test_a_topic_made_anew_starts_over() -> None:
     tracker = OffsetTracker()
-    tracker.begin(P0, 100)
+    tracker.begin(P0, Progress(100, 0))
     old = took(tracker, P0, 100)
     fresh = took(tracker, P0, 0)
     tracker.done(old)
@@ -91,7 +91,7 @@ def test_a_topic_made_anew_starts_over() -> None:
 
 def test_markers_at_the_end_are_skipped_only_when_nothing_is_open() -> None:
     tracker = OffsetTracker()
-    tracker.begin(P0, 0)
+    tracker.begin(P0, Progress(0, 0))
     place = took(tracker, P0, 0)
     tracker.skip_to(P0, 2)
     assert tracker.to_commit()[P0].offset == 0
@@ -104,8 +104,8 @@ def test_markers_at_the_end_are_skipped_only_when_nothing_is_open() -> None:
 
 def test_only_news_is_committed_and_the_window_counts_what_would_come_again() -> None:
     tracker = OffsetTracker()
-    tracker.begin(P0, 0)
-    tracker.begin(P1, 0)
+    tracker.begin(P0, Progress(0, 0))
+    tracker.begin(P1, Progress(0, 0))
     places = [took(tracker, P0, offset) for offset in range(3)]
     tracker.done(places[1])
     assert tracker.num_uncommitted == 3
@@ -119,6 +119,12 @@ def test_only_news_is_committed_and_the_window_counts_what_would_come_again() ->
     assert second == {P0: Progress(2, 3)}
     assert tracker.num_uncommitted == 1
     assert tracker.next_offsets() == {P0: 3, P1: 0}
+
+
+def test_a_partition_without_a_commit_gets_one_so_that_its_lag_can_be_told() -> None:
+    tracker = OffsetTracker()
+    tracker.begin_first(P0, 7)
+    assert tracker.to_commit() == {P0: Progress(7, 7)}
 
 
 def test_a_record_of_a_partition_that_is_not_ours_is_refused() -> None:
@@ -138,16 +144,14 @@ class Group(RuleBasedStateMachine):
         self.assign()
 
     def assign(self) -> None:
-        self.tracker.begin(P0, self.committed)
+        self.tracker.begin(P0, Progress(self.committed, 0))
         self.position = self.committed
 
     @rule(gap=st.integers(0, 3))
     def take(self, gap: int) -> None:
         self.finished.update(range(self.position, self.position + gap))  # never existed
         offset = self.position + gap
-        place = self.tracker.take(P0, offset)
-        assert place is not None
-        self.places.append(place)
+        self.places.append(took(self.tracker, P0, offset))
         self.position = offset + 1
 
     @precondition(lambda self: self.places)
