@@ -39,7 +39,7 @@ class Admission:
 
     def admit(self, work: Work) -> Verdict | None:
         """None: prepared, may be queued. Otherwise what became of it."""
-        return self._address(work) or self._decode(work) or self._date(work) or self._prepare(work)
+        return self._address(work) or self._decode(work) or self._date(work) or self.prepare(work)
 
     def _address(self, work: Work) -> Verdict | None:
         headers = tuple(work.record.headers)
@@ -83,7 +83,8 @@ class Admission:
         )
         return expiry(work, self._clock.now_ms(), "at receipt")
 
-    def _prepare(self, work: Work) -> Verdict | None:
+    def prepare(self, work: Work) -> Verdict | None:
+        """The last step alone, for a work that was over at receipt and that Redis has extended."""
         assert work.request is not None, "decoded before"
         started_s = time.perf_counter()
         try:

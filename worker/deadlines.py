@@ -190,4 +190,4 @@ def effective(message: Deadline, found: int | Cancelled | None) -> Deadline | Ca
     if found is None:
         return message
     at_ms = found if message.at_ms is None else min(found, message.horizon_ms)
-    return Deadline(at_ms, message.horizon_ms, message.oddity)
+    return Deadline(at_ms, message.horizon_ms)

@@ -2,7 +2,8 @@
 
 One Execution a pipeline, on the event loop; the engine runs on its own threads. No timer waits for company: a
 free slot takes what is there. Deadlines are checked while waiting, when a batch forms, right before the model
-launches (`wanted`, on the lane's thread) and before publishing.
+launches (`wanted`, on the lane's thread) and before publishing; Redis is asked for every batch, and once more
+before a request is refused because its message says that it is over.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from worker.estimate import ServiceTime
 from worker.metrics import PipelineMetrics
 from worker.records import Verdict, Work
 from worker.redis_deadlines import DeadlineStore
+from worker.second_look import SecondLook, cancellation
 from worker.verdicts import expiry, judge, refusal
 from worker.waiting import WaitingRoom
 from worker.window import Busy
@@ -41,7 +43,8 @@ class ExecutionRules:
 
 
 class Execution:
-    """Queue and slots of one pipeline. Works leave through `settle` (counted as busy) or `release`."""
+    """Queue and slots of one pipeline. Works leave through `settle` (counted as busy) or
+    `release`; `prepare` is asked for those that were over at receipt and are not any more."""
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class Execution:
         *,
         settle: Callable[[Work, Verdict], Coroutine[Any, Any, None]],
         release: Callable[[Work], None],
+        prepare: Callable[[Work], None],
     ) -> None:
         self._pipeline = pipeline
         self._store = store
@@ -62,9 +66,11 @@ class Execution:
         self._rules = rules
         self._settle = settle
         self._release = release
+        self._prepare = prepare
         self._budget = Budget(pipeline.capacity.tokens, pipeline.capacity.samples)
         self._slots = pipeline.capacity.batches
-        self._room = WaitingRoom(self._budget, self._clock, self.finish, metrics.queue)
+        self._second_look = SecondLook(store, self._revive, self.finish)
+        self._room = WaitingRoom(self._budget, self._clock, self._second_look.take, metrics.queue)
         self._service = ServiceTime()
         self._running: dict[asyncio.Task[None], Ahead] = {}
         self._settling: set[asyncio.Task[None]] = set()
@@ -83,6 +89,10 @@ class Execution:
         self._room.push(work)
         self._fill()
 
+    def expire(self, work: Work, verdict: Verdict) -> None:
+        """Settle a work that was over at receipt, unless Redis has extended it."""
+        self._second_look.take(work, verdict)
+
     def finish(self, work: Work, verdict: Verdict) -> None:
         """Settle a work that is not in a batch."""
         self._busy.begin()
@@ -91,7 +101,7 @@ class Execution:
     def hold(self) -> list[Work]:
         """Form no batch until `resume`; gives back what waits."""
         self._held = True
-        return self._room.drain()
+        return self._room.drain() + self._second_look.drain()
 
     def resume(self) -> None:
         self._held = False
@@ -102,6 +112,12 @@ class Execution:
         self._abandoned = self._held = True
         for task in [*self._running, *self._settling]:
             task.cancel()
+
+    def _revive(self, work: Work) -> None:
+        if work.prepared is None:  # it was over at receipt
+            self._prepare(work)
+        else:
+            self.push(work)
 
     def _hopeless(self, work: Work) -> Verdict | None:
         """Refuse now what the queue ahead would let expire. Never when a slot is free: an estimate spoilt by
@@ -166,7 +182,7 @@ class Execution:
             assert work.deadline is not None, "admitted"
             deadline = effective(work.deadline, found.get(work.request_id or ""))
             if deadline is CANCELLED:
-                self._end(work, refusal(ErrorCode.CANCELLED, "cancelled by its producer"))
+                self._end(work, cancellation())
                 continue
             assert isinstance(deadline, Deadline), "either cancelled or a deadline"
             work.deadline = deadline

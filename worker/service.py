@@ -32,6 +32,7 @@ from worker.probes import Probes
 from worker.publisher import Publisher
 from worker.redis_deadlines import DeadlineStore
 from worker.redis_line import LineOptions
+from worker.redis_metrics import RedisMetrics
 from worker.routing import Router
 from worker.settings import PipelineSettings, RedisSettings
 from worker.stream import Stream, StreamOptions
@@ -58,6 +59,7 @@ class Service:
         self._connection: dict[str, Any] = connection_options(config.kafka)
         self._metrics = WorkerMetrics()
         self._store = DeadlineStore(_line_options(config.redis))
+        self._metrics.registry.register(RedisMetrics(self._store))
         self._publisher = Publisher(self._connection, config.replies, self._metrics)
         self._streams: list[Stream] = []
         self._ending = asyncio.Event()

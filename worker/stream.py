@@ -19,6 +19,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError
 
 from engine.pipeline import Pipeline
+from schemas.messages import Outcome
 from worker.admission import Admission
 from worker.commits import Committer
 from worker.consumer import ConsumerHooks, GroupConsumer, make_consumer
@@ -96,6 +97,7 @@ class Stream:
             ExecutionRules(options.queue.overload_factor, options.publish_late),
             settle=self._delivery.settle,
             release=self._release,
+            prepare=lambda work: self._admit(work, self._admission.prepare),
         )
         self._consumer: AIOKafkaConsumer = make_consumer(connection, options.kafka, options.group)
         hooks = ConsumerHooks(self._take, self._revoked, self._assigned, self._may_read)
@@ -189,7 +191,10 @@ class Stream:
         self._metrics.records.inc()
         if place.attempt > 1:
             self._metrics.redelivered.inc()
-        admitting = asyncio.get_running_loop().run_in_executor(self._preparing, self._admission.admit, work)
+        self._admit(work, self._admission.admit)
+
+    def _admit(self, work: Work, step: Callable[[Work], Verdict | None]) -> None:
+        admitting = asyncio.get_running_loop().run_in_executor(self._preparing, step, work)
         admitting.add_done_callback(lambda done: self._admitted(work, done))
 
     def _admitted(self, work: Work, admitting: asyncio.Future[Verdict | None]) -> None:
@@ -202,6 +207,8 @@ class Stream:
         verdict = admitting.result()
         if verdict is None:
             self._execution.push(work)
+        elif verdict.outcome is Outcome.EXPIRED:
+            self._execution.expire(work, verdict)
         else:
             self._execution.finish(work, verdict)
 
