@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest_plugins = ["kafka_service", "redis_service", "model_files"]
+pytest_plugins = ["kafka_service", "redis_service", "model_files", "tiny_models", "worker_service"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

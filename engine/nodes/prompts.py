@@ -81,7 +81,7 @@ def _as_text(key: str, value: object) -> str:
 
 def _guarded(key: str, text: str, specials: SpecialTokens, policy: SpecialsPolicy) -> str:
     if policy == "strip":
-        return specials.strip(text)
+        return specials.remove(text)
     if policy == "error" and (found := specials.find(text)):
         raise InputError("invalid", f"{key} contains the special token {found!r}", key)
     return text

@@ -34,7 +34,7 @@ class SpecialTokens:
         match = self._pattern.search(text) if self._pattern else None
         return match.group() if match else None
 
-    def strip(self, text: str) -> str:
+    def remove(self, text: str) -> str:
         """`text` with each of them replaced by a space."""
         return self._pattern.sub(" ", text) if self._pattern else text
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError
 from engine.topology import sort_edges
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_every_node_comes_after_its_inputs(data: st.DataObject) -> None:
     names = data.draw(st.permutations([f"n{number}" for number in range(6)]))
