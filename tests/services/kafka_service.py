@@ -205,6 +205,11 @@ async def has_leaders(admin: AIOKafkaAdminClient, name: str, partitions: int) ->
     return topic["error_code"] == 0 and len(led) == partitions
 
 
+def unique_topic(name: str) -> str:
+    """A topic name that nobody else has."""
+    return f"test.{name}.{uuid.uuid4().hex[:10]}"
+
+
 MakeTopic = Callable[..., Awaitable[str]]
 
 
@@ -213,7 +218,7 @@ def topics(kafka: str) -> MakeTopic:
     """`await topics(partitions=4, name="requests", configs={...})`: a new topic nobody else has, ready."""
 
     async def make(partitions: int = 1, name: str = "topic", configs: dict[str, str] | None = None) -> str:
-        unique = f"test.{name}.{uuid.uuid4().hex[:10]}"
+        unique = unique_topic(name)
         await create_topic(kafka, unique, partitions, configs or {})
         return unique
 
