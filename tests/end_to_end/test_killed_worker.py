@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from worker_service import Answer, MakeSite, Mouth
-
 from schemas.messages import Outcome
+from worker_service import Answer, MakeSite, Mouth
 
 NUM_REQUESTS = 2000
 PARTITIONS = 4

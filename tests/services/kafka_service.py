@@ -186,7 +186,7 @@ async def create_topic(bootstrap: str, name: str, partitions: int, configs: dict
         await admin.start()
         try:
             await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=configs)])
-            while not await has_leaders(admin, name, partitions):  # noqa: ASYNC110 - a broker sends no event
+            while not await has_leaders(admin, name, partitions):
                 await asyncio.sleep(0.02)
         finally:
             await admin.close()

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 import yaml
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
-from kafka_service import create_topic, unique_topic
 
+from kafka_service import create_topic, unique_topic
 from schemas.codec import decode_reply, encode_request
 from schemas.deadletter import dead_letter_topic
 from schemas.headers import request_headers
@@ -64,7 +64,7 @@ class Site:
     async def model_holds(self, number: int) -> None:
         """Return when this number has reached the model."""
         async with asyncio.timeout(WAIT_SECONDS):
-            while number not in self.ran():  # noqa: ASYNC110 - a file sends no event
+            while number not in self.ran():
                 await asyncio.sleep(0.01)
 
     def ran(self) -> list[int]:

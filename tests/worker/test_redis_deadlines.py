@@ -54,7 +54,7 @@ def some_ids(count: int) -> list[str]:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - counters send no event
+        while not condition():
             await asyncio.sleep(0.01)
 
 

@@ -64,7 +64,7 @@ class Responder:
     async def wait_partitions(self, topic: str, count: int) -> None:
         """Until the responder can reply to that many partitions of `topic`."""
         async with asyncio.timeout(60):
-            while len(await self.producer.partitions_for(topic)) < count:  # noqa: ASYNC110 - metadata have no event
+            while len(await self.producer.partitions_for(topic)) < count:
                 await asyncio.sleep(0.05)
 
 

@@ -124,7 +124,7 @@ async def test_redis_is_tried_again_after_the_pause(redis_proxy, redis):
             await link._measured.wait()
             now = link.now_ms()
             assert now is not None
-            while not await link.write("again", now + 60_000):  # noqa: ASYNC110 - a pause has no event
+            while not await link.write("again", now + 60_000):
                 await asyncio.sleep(0.02)
         assert await redis.get(deadline_key("again")) == b"%d" % (now + 60_000)
     finally:

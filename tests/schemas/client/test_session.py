@@ -201,7 +201,7 @@ async def test_closing_fails_what_is_pending(kafka, topics, patient):
     async with client:
         waiting = asyncio.create_task(client.score("p", ["a"]))
         handle = await client.submit("p", ["b"])
-        while len(client._pending) < 2:  # noqa: ASYNC110 - the task has no event for it
+        while len(client._pending) < 2:
             await asyncio.sleep(0.01)
     with pytest.raises(ClientClosedError):
         await waiting
