@@ -1,6 +1,6 @@
 """Redis, for clients: its clock, and the keys that set or cancel a deadline.
 
-Contract: event loop only. Nothing here fails or holds up a request: a call takes at most `timeout_ms`, then
+Contract: event loop only. Nothing here fails or holds up a request: a write takes at most `timeout_ms`, then
 Redis is left alone for `pause_s`; failures are counted. Commands go in order through one connection, many in
 one round trip, and are never cancelled half-way: what comes too late is only no longer waited for.
 """
@@ -75,27 +75,29 @@ class RedisDeadlines:
 
     async def write(self, request_id: str, deadline_ms: int) -> bool:
         """Set a request's deadline. False: Redis did not take it in time."""
-        return await self._set(request_id, deadline_value(deadline_ms), deadline_ms + GRACE_MS)
-
-    async def cancel(self, request_id: str, keep_ms: int = CANCEL_KEEP_MS) -> bool:
-        """Mark a request as cancelled, for `keep_ms`. False: Redis did not take it in time."""
-        now = self.now_ms()
-        expires_ms = (round(time.time() * 1000) if now is None else now) + keep_ms
-        return await self._set(request_id, CANCEL, expires_ms)
-
-    async def _set(self, request_id: str, value: bytes, expires_ms: int) -> bool:
         if time.monotonic() < self._resume_at:
             self.skipped += 1
             return False
+        value = deadline_value(deadline_ms)
+        return await self._set(request_id, value, deadline_ms + GRACE_MS, self._timeout_s)
+
+    async def cancel(self, request_id: str, keep_ms: int = CANCEL_KEEP_MS) -> bool:
+        """Mark a request as cancelled, for `keep_ms`. Tried even while Redis is left alone, and for a second:
+        no request waits for it. False: Redis has not answered; it may still take it."""
+        now = self.now_ms()
+        expires_ms = (round(time.time() * 1000) if now is None else now) + keep_ms
+        return await self._set(request_id, CANCEL, expires_ms, _SOCKET_S)
+
+    async def _set(self, request_id: str, value: bytes, expires_ms: int, timeout_s: float) -> bool:
         write = _Write(
             deadline_key(request_id), value, expires_ms, asyncio.get_running_loop().create_future()
         )
         self._writes.append(write)
         if self._flushing is None or self._flushing.done():
             self._flushing = asyncio.create_task(self._flush(), name="redis-deadlines")
-        await asyncio.wait({write.done}, timeout=self._timeout_s)
+        await asyncio.wait({write.done}, timeout=timeout_s)
         if not write.done.done():
-            self._pause(f"no answer within {self._timeout_s * 1000:.0f} ms")
+            self._pause(f"no answer within {timeout_s * 1000:.0f} ms")
         return write.done.done() and write.done.result()
 
     async def _flush(self) -> None:
