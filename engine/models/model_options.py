@@ -16,8 +16,9 @@ INERT = frozenset({
     "_model_name_or_path", "_name_or_path", "architectures", "attention_dropout", "attn_implementation",
     "bos_token_id", "dtype", "eos_token_id", "id2label", "initializer_range", "is_llama_config", "label2id",
     "max_window_layers", "model_type", "num_labels", "output_attentions", "output_hidden_states",
-    "pad_token_id", "problem_type", "return_dict", "rope_interleaved", "sliding_window", "tie_word_embeddings",
-    "torch_dtype", "transformers.js_config", "transformers_version", "unk_token_id", "use_cache",
+    "pad_token_id", "problem_type", "return_dict", "rope_interleaved", "sliding_window",
+    "tie_word_embeddings", "torch_dtype", "transformers.js_config", "transformers_version",
+    "unk_token_id", "use_cache",
 })  # fmt: skip
 # Inert under a condition that `require_inert` checks: another value would change the result.
 _CONDITIONS: Mapping[str, tuple[object, ...]] = {

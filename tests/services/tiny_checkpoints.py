@@ -1,6 +1,6 @@
 """Tiny random checkpoints of every supported family, written by transformers; one function, no fixtures.
 
-Weights are drawn wide: with transformers' own 0.02 all attention is uniform and a wrong rotation hardly shows.
+Weights are wide: with transformers' own 0.02 all attention is uniform and a wrong rotation hardly shows.
 """
 
 from __future__ import annotations
