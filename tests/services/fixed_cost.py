@@ -40,11 +40,11 @@ def read_sample(sample: Any) -> tuple[int, ...]:
 
 
 class FixedCostOptions(Options):
-    """`sleep_ms` a batch; `requests` the most in one batch."""
+    """`sleep_ms` a batch; `requests` the most in one batch; `batches` the most under way."""
 
     sleep_ms: float = 0
     requests: int = 16
-    lanes: int = 1
+    batches: int = 1
     ran: str
     release: str = ""
 
@@ -58,8 +58,10 @@ class FixedCost(Node):
     is_model = True
 
     def __init__(self, options: FixedCostOptions, context: NodeContext) -> None:
-        self.capacity = Capacity(options.requests * context.bounds.tokens_per_request, options.requests, 1)
-        self.executor = ThreadPoolExecutor(options.lanes, thread_name_prefix="fixed-cost")
+        self.capacity = Capacity(
+            options.requests * context.bounds.tokens_per_request, options.requests, options.batches
+        )
+        self.executor = ThreadPoolExecutor(1, thread_name_prefix="fixed-cost")
         self._sleep_s = options.sleep_ms / 1000
         self._ran, self._release = Path(options.ran), Path(options.release)
         self._lock = threading.Lock()

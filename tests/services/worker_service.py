@@ -8,6 +8,7 @@ async with Mouth(site) as mouth: ...         # records in, replies out
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import uuid
 from collections import defaultdict
@@ -103,7 +104,7 @@ class Site:
             settings[section] = {**settings.get(section, {}), **values}
         own = {"config": str(self.write_pipeline()), "topic": self.topic, "group": self.group}
         with pytest.MonkeyPatch.context() as environment:
-            environment.setenv("PYTHONPATH", str(SERVICES))  # where the nodes are
+            environment.setenv("PYTHONPATH", str(SERVICES), prepend=os.pathsep)  # where the nodes are
             running = run_worker({"name": name, "pipelines": [own], **settings}, folder)
             with running as worker:
                 yield worker
