@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from worker_service import MakeSite, Mouth
 
 from schemas.messages import Outcome
 from tools.worker_process import WorkerProcess
+from worker_service import MakeSite, Mouth
 
 
 async def ended(worker: WorkerProcess) -> int:

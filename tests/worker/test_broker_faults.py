@@ -1,0 +1,101 @@
+"""Kafka on a bad day: away, silent, a topic gone. Nothing is lost, nothing loops, and a limp process ends."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from aiokafka.admin import AIOKafkaAdminClient
+
+from schemas.messages import Outcome
+from tcp_proxy import TcpProxy
+from tools.broker_state import count_records
+from worker_service import MakeSite, Mouth
+
+
+async def delete_topic(bootstrap: str, topic: str) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        await admin.delete_topics([topic])
+    finally:
+        await admin.close()
+
+
+async def test_a_broker_that_was_away_is_used_again(
+    sites: MakeSite, kafka: str, kafka_proxy: TcpProxy
+) -> None:
+    site = await sites(model={"requests": 1, "sleep_ms": 5})
+    with replace(site, bootstrap=kafka_proxy.address).worker() as worker:
+        async with Mouth(site) as mouth:
+            ids = [await mouth.send([number]) for number in range(100)]
+            await mouth.until(lambda: len(mouth.by_id) >= 10)
+            kafka_proxy.set_mode("refuse")
+            ids += [await mouth.send([number]) for number in range(100, 200)]
+            await asyncio.sleep(4)
+            kafka_proxy.set_mode("pass")
+            await mouth.until(lambda: all(request_id in mouth.by_id for request_id in ids))
+            await site.caught_up()
+            assert {answer.reply.outcome for answer in mouth.answers} == {Outcome.OK}
+            assert worker.child.process.poll() is None
+            taken = worker.total("boundgen_records_total")
+            settled = worker.total("boundgen_requests_total")
+            assert taken == settled + worker.total("boundgen_released_total")
+
+
+async def test_a_silent_broker_ends_the_process_and_costs_no_record(
+    sites: MakeSite, kafka: str, kafka_proxy: TcpProxy
+) -> None:
+    site = await sites(
+        settings={
+            "replies": {"timeout_ms": 500, "give_up_ms": 2000},
+            "shutdown": {"grace_ms": 500, "close_ms": 500},
+            "kafka": {"session_timeout_ms": 6000},
+        }
+    )
+    async with Mouth(site) as mouth:
+        with replace(site, bootstrap=kafka_proxy.address).worker("doomed") as worker:
+            held = await mouth.send(["1 hold"])
+            async with asyncio.timeout(30):
+                while not site.ran():
+                    await asyncio.sleep(0.05)
+            kafka_proxy.set_mode("swallow")
+            site.release.touch()
+            assert await asyncio.to_thread(worker.child.process.wait, 30) == 70
+            assert mouth.answers == []
+        kafka_proxy.set_mode("pass")
+        assert await site.lag() == 1
+        with site.worker("heir"):
+            assert (await mouth.reply(held)).worker == "heir"
+            await site.caught_up()
+
+
+async def test_replies_to_a_topic_that_went_away_become_dead_letters(sites: MakeSite) -> None:
+    site = await sites(settings={"replies": {"timeout_ms": 1000}})
+    with site.worker() as worker:
+        async with Mouth(site) as mouth:
+            await mouth.reply(await mouth.send([1]))
+            await delete_topic(site.bootstrap, site.replies)
+            for number in range(2, 12):
+                await mouth.send([number])
+            await site.caught_up()
+        assert worker.total("boundgen_dead_letters_total", result="written") == 10
+        assert worker.total("boundgen_requests_total", outcome="failed") == 10
+        assert worker.is_ready()
+    options = {"bootstrap_servers": site.bootstrap}
+    assert await count_records(options, [site.dead_letters], 1) == 10
+
+
+async def test_a_dead_letter_without_a_topic_is_lost_and_loops_on_nothing(sites: MakeSite) -> None:
+    site = await sites()
+    await delete_topic(site.bootstrap, site.dead_letters)
+    with site.worker() as worker:
+        async with Mouth(site) as mouth:
+            for _ in range(5):
+                await mouth.send_raw(b"\xc1", correlation=b"bad")
+            good = await mouth.send([1])
+            assert (await mouth.reply(good)).outcome is Outcome.OK
+            await site.caught_up()
+            assert len(mouth.by_correlation[b"bad"]) == 5
+        assert worker.total("boundgen_dead_letters_total", result="lost") == 5
+        assert worker.total("boundgen_requests_total", outcome="invalid") == 5
