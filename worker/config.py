@@ -177,4 +177,9 @@ def _resolve_paths(config: WorkerConfig, folder: Path) -> WorkerConfig:
     )
     artifacts = {name: folder / path.expanduser() for name, path in config.engine.artifacts.items()}
     engine = config.engine.model_copy(update={"artifacts": artifacts})
-    return config.model_copy(update={"pipelines": pipelines, "engine": engine})
+    security = config.kafka.security
+    files = {"ssl_cafile": security.ssl_cafile, "ssl_certfile": security.ssl_certfile}
+    files["ssl_keyfile"] = security.ssl_keyfile
+    found = {key: folder / path.expanduser() for key, path in files.items() if path is not None}
+    kafka = config.kafka.model_copy(update={"security": security.model_copy(update=found)})
+    return config.model_copy(update={"pipelines": pipelines, "engine": engine, "kafka": kafka})

@@ -33,6 +33,7 @@ log = structlog.get_logger(__name__)
 POLL_S = 0.2  # how long a read waits for records
 APART_S = 5.0  # how long partitions are read one by one after an error
 APART_POLL_S = 0.02
+REST_S = 1.0
 START_POSITION_S = 5.0
 
 
@@ -68,6 +69,7 @@ class GroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
         self._assigned = False
         self._seen_empty: dict[TopicPartition, int] = {}  # ms on the worker's timeline
         self._apart_until_s = 0.0
+        self._resting: dict[TopicPartition, float] = {}
         self._throttle = Throttle()
         self.beat_s = time.monotonic()
 
@@ -96,7 +98,7 @@ class GroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
             except ConsumerStoppedError:
                 return
             except Exception as error:  # noqa: BLE001 - whatever aiokafka throws, reading goes on
-                self._go_back(error)
+                self._go_back(error, self._tracker.partitions)
                 await asyncio.sleep(APART_POLL_S)
 
     async def on_partitions_revoked(self, revoked: object) -> None:
@@ -106,6 +108,7 @@ class GroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
             await self._hooks.revoked()
         self._tracker.end(self._tracker.partitions)
         self._seen_empty.clear()
+        self._resting.clear()
 
     async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
         """aiokafka's callback."""
@@ -152,14 +155,18 @@ class GroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
                 await self._pass_markers()
 
     async def _poll_apart(self, partitions: frozenset[TopicPartition], room: int) -> None:
-        """One partition a read: aiokafka loses what it drained from others when one of them fails."""
+        """One partition a read: aiokafka loses what it drained from others when one of them fails. The one
+        that failed rests a while."""
         for partition in partitions:
+            if time.monotonic() < self._resting.get(partition, 0.0):
+                continue
             try:
                 self._take(await self._consumer.getmany(partition, max_records=room))
             except ConsumerStoppedError:
                 raise
             except Exception as error:  # noqa: BLE001 - as in run
-                self._go_back(error)
+                self._go_back(error, frozenset({partition}))
+                self._resting[partition] = time.monotonic() + REST_S
             room = self._hooks.may_read()
             if room <= 0:
                 return
@@ -197,17 +204,19 @@ class GroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
                     async with asyncio.timeout(POLL_S):
                         self._tracker.skip_to(partition, await self._consumer.position(partition))
 
-    def _go_back(self, error: Exception) -> None:
+    def _go_back(self, error: Exception, partitions: frozenset[TopicPartition]) -> None:
         """Read on from where the tracker is: aiokafka may have dropped records it had already counted."""
         self._apart_until_s = time.monotonic() + APART_S
         self._metrics.poll_error(error)
         if (kept := self._throttle.allow(type(error).__name__)) is not None:
-            log.warning("reading failed: tried again", error=repr(error), kept_back=kept)
+            numbers = sorted(each.partition for each in partitions)
+            log.warning("reading failed: tried again", partitions=numbers, error=repr(error), kept_back=kept)
         if isinstance(error, RecordTooLargeError):
             return  # aiokafka has stepped over the record that it cannot fetch; going back would loop
-        for partition, offset in self._tracker.next_offsets().items():
+        offsets = self._tracker.next_offsets()
+        for partition in partitions & offsets.keys():
             with suppress(IllegalStateError):
-                self._consumer.seek(partition, offset)
+                self._consumer.seek(partition, offsets[partition])
 
 
 def make_consumer(connection: dict[str, Any], settings: KafkaSettings, group: str) -> AIOKafkaConsumer:

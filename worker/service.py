@@ -22,20 +22,14 @@ from aiokafka.errors import KafkaError
 from engine.errors import ArtifactError, ConfigError
 from engine.pipeline import ArtifactStore, Pipeline, read_pipeline
 from schemas.deadletter import dead_letter_topic
-from schemas.plain import Limits
-from worker.admission import Admission
+from worker.assembly import check_distinct, make_store, make_stream, request_topic
 from worker.cluster import connection_options
 from worker.config import WorkerConfig
-from worker.deadlines import DeadlinePolicy
 from worker.metrics import WorkerMetrics
 from worker.probes import Probes
 from worker.publisher import Publisher
-from worker.redis_deadlines import DeadlineStore
-from worker.redis_line import LineOptions
 from worker.redis_metrics import RedisMetrics
-from worker.routing import Router
-from worker.settings import PipelineSettings, RedisSettings
-from worker.stream import Stream, StreamOptions
+from worker.stream import Stream
 from worker.topics import TopicsMissingError, ensure_topics
 from worker.watchdog import EXIT_STALLED, Watchdog
 
@@ -48,7 +42,12 @@ START_ERRORS = (ConfigError, ArtifactError, TopicsMissingError, KafkaError, OSEr
 
 def run(config: WorkerConfig) -> int:
     """Serve until told to end; the exit code."""
-    return asyncio.run(Service(config).run())
+    try:
+        service = Service(config)
+    except (OSError, ValueError) as error:  # a certificate that is not there
+        log.error("the worker cannot start", error=str(error))
+        return 1
+    return asyncio.run(service.run())
 
 
 class Service:
@@ -58,7 +57,7 @@ class Service:
         self._config = config
         self._connection: dict[str, Any] = connection_options(config.kafka)
         self._metrics = WorkerMetrics()
-        self._store = DeadlineStore(_line_options(config.redis))
+        self._store = make_store(config.redis)
         self._metrics.registry.register(RedisMetrics(self._store))
         self._publisher = Publisher(self._connection, config.replies, self._metrics)
         self._streams: list[Stream] = []
@@ -121,13 +120,26 @@ class Service:
         await self._store.start()
         closing.push_async_callback(self._store.close)
         pairs = list(zip(config.pipelines, pipelines, strict=True))
-        topics = {_topic(settings, pipeline) for settings, pipeline in pairs}
+        check_distinct(pairs)
+        topics = {request_topic(settings, pipeline) for settings, pipeline in pairs}
         useful = frozenset(config.replies.topics) | {dead_letter_topic(topic) for topic in topics}
         await ensure_topics(self._connection, config.kafka, frozenset(topics), useful)
         await self._publisher.start(useful)
         closing.push_async_callback(self._publisher.close, config.shutdown.close_ms / 1000)
         for settings, pipeline in pairs:
-            self._streams.append(self._stream(settings, pipeline))
+            metrics = self._metrics.for_pipeline(pipeline.name)
+            self._streams.append(
+                make_stream(
+                    config,
+                    settings,
+                    self._connection,
+                    pipeline,
+                    self._publisher,
+                    self._store,
+                    metrics,
+                    self.fatal,
+                )
+            )
         gc.collect()
         gc.freeze()  # what is loaded stays: otherwise the collector walks it all again and again
         await asyncio.gather(*(stream.start() for stream in self._streams))
@@ -145,31 +157,6 @@ class Service:
             log.info("pipeline loaded", pipeline=pipeline.name, capacity=str(pipeline.capacity))
         self._loading = False
         return pipelines
-
-    def _stream(self, settings: PipelineSettings, pipeline: Pipeline) -> Stream:
-        config = self._config
-        router = Router(frozenset(config.replies.topics), self._publisher.num_partitions)
-        policy = DeadlinePolicy(**config.deadlines.model_dump())
-        limits = Limits(**config.limits.model_dump())
-        options = StreamOptions(
-            worker=config.name,
-            topic=_topic(settings, pipeline),
-            group=settings.group or f"boundgen.{pipeline.name}",
-            kafka=config.kafka,
-            queue=settings.queue or config.queue,
-            max_reply_bytes=config.replies.max_bytes,
-            publish_late=config.replies.publish_late,
-        )
-        return Stream(
-            options,
-            self._connection,
-            pipeline,
-            Admission(pipeline, router, limits, self._store.clock, policy),
-            self._publisher,
-            self._store,
-            self._metrics.for_pipeline(pipeline.name),
-            self.fatal,
-        )
 
     def _fail(self) -> None:
         self._exit_code = 1
@@ -230,19 +217,3 @@ class Service:
         if self._ending.is_set():
             reasons.append("ending")
         return reasons
-
-
-def _topic(settings: PipelineSettings, pipeline: Pipeline) -> str:
-    return settings.topic or f"boundgen.{pipeline.name}.requests"
-
-
-def _line_options(settings: RedisSettings) -> LineOptions | None:
-    if settings.url is None:
-        return None
-    return LineOptions(
-        url=settings.url.get_secret_value(),
-        timeout_ms=settings.timeout_ms,
-        connect_timeout_ms=settings.connect_timeout_ms,
-        retry_ms=settings.retry_ms,
-        refresh_ms=settings.refresh_ms,
-    )

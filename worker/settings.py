@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 Milliseconds = Annotated[int, Field(gt=0, le=86_400_000)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
@@ -108,6 +108,13 @@ class RedisSettings(Section):
     connect_timeout_ms: Milliseconds = 1_000
     retry_ms: Milliseconds = 1_000
     refresh_ms: Milliseconds = 5_000
+
+    @field_validator("url")
+    @classmethod
+    def _known_scheme(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is not None and not url.get_secret_value().startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("must start with redis://, rediss:// or unix://")
+        return url
 
 
 class DeadlineSettings(Section):

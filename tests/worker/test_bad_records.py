@@ -72,7 +72,7 @@ DEAD += ("newer version", "no samples", "two contents")
 
 
 def silent(site: Site) -> dict[str, tuple[bytes, Headers, str | None]]:
-    """Records that get no reply: value, headers, and what the dead letter's message says (None: no letter)."""
+    """Records without a reply: value, headers, and what the dead letter's message says (None: no letter)."""
     good = packed(id="silent")
     elsewhere = request_headers("somewhere.else", b"c")
     return {

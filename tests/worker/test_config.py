@@ -125,9 +125,7 @@ def test_one_mistake(write: Any, content: str, said: str) -> None:
 
 
 def test_a_secret_is_not_quoted(write: Any) -> None:
-    text = problems(
-        write("pipelines: [{config: p}]\nkafka: {security: {sasl_password: [hunter2]}}")
-    )
+    text = problems(write("pipelines: [{config: p}]\nkafka: {security: {sasl_password: [hunter2]}}"))
     assert "kafka.security.sasl_password" in text
     assert "hunter2" not in text
 
