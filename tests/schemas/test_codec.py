@@ -128,6 +128,8 @@ def test_bounds_are_inclusive():
     "bomb",
     [
         b"\xdd\x00\x0f\xff\xff" * 1000,  # lists of a million within each other
+        b"\xdc\x0b\xb8" * 1000,  # of as many as there are bytes: msgpack's own limit
+        b"\x81\xa1x" + b"\xdc\x0b\xb8" * 1000,
         b"\xdf\x00\x0f\xff\xff\xc0" * 1000,
         b"\xdd\xff\xff\xff\xff",
         b"\xdb\xff\xff\xff\xff",

@@ -72,16 +72,34 @@ async def test_a_wrong_clock_here_does_no_harm(
             kafka, reply_topic=replies, topics={"p": requests}, redis_url=redis_url, settings=patient
         ) as client:
             await client.score("p", ["a"], timeout_ms=60_000, id=replies)
-            await client.score(
-                "p", ["a"]
-            )  # without a deadline: the record's timestamp must be right all the same
         monkeypatch.undo()
     now = await redis_ms(redis)
     deadline_ms = worker.requests[0].deadline_ms
     assert deadline_ms is not None
     assert abs(deadline_ms - 60_000 - now) < SLACK_MS
-    assert all(abs(record.timestamp - now) < SLACK_MS for record in worker.records)
     assert await redis.get(deadline_key(replies)) == b"%d" % deadline_ms
+
+
+@pytest.mark.parametrize("minutes", [-10, 10])
+async def test_records_are_dated_by_redis_clock(kafka, topics, responder, patient, redis_url, redis, minutes):
+    """With or without a deadline: as if Redis' clock were minutes away from ours."""
+    requests, replies = await topics(1, "requests"), await topics(1, "replies")
+    async with (
+        responder(requests) as worker,
+        Client(
+            kafka, reply_topic=replies, topics={"p": requests}, redis_url=redis_url, settings=patient
+        ) as client,
+    ):
+        assert client._redis is not None
+        assert client._redis._offset_ms is not None
+        client._redis._offset_ms += 60_000 * minutes
+        await client.score("p", ["a"], timeout_ms=60_000)
+        await client.score("p", ["a"])
+    now = await redis_ms(redis) + 60_000 * minutes
+    assert all(abs(record.timestamp - now) < SLACK_MS for record in worker.records)
+    deadline_ms = worker.requests[0].deadline_ms
+    assert deadline_ms is not None
+    assert abs(deadline_ms - 60_000 - now) < SLACK_MS
 
 
 @pytest.mark.parametrize("mode", ["refuse", "swallow"])
