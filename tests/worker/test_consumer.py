@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 
 from kafka_service import MakeTopic
@@ -124,6 +125,20 @@ async def test_a_partition_that_cannot_be_read_holds_up_no_other(kafka: str, top
                 await producer.send_and_wait(topic, b"%d" % number, partition=1)
             await found.until(100)
             assert found.taken == {1: [b"%d" % number for number in range(100)]}
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+async def test_compressed_records_are_read(codec: str, apache_kafka: str, topics: MakeTopic) -> None:
+    topic = await topics()
+    producer = AIOKafkaProducer(bootstrap_servers=apache_kafka, compression_type=codec)
+    await producer.start()
+    try:
+        await producer.send_and_wait(topic, b"x" * 1000)
+    finally:
+        await producer.stop()
+    async with reading(apache_kafka, topic) as found:
+        await found.until(1)
+        assert found.taken == {0: [b"x" * 1000]}
 
 
 async def test_nothing_is_read_while_there_is_no_room(kafka: str, topics: MakeTopic) -> None:
