@@ -256,7 +256,7 @@ async def test_key_in_redis_is_exact_whatever_the_producers_clock(
 @pytest.mark.parametrize("skew", [10 * MINUTES, -10 * MINUTES])
 @pytest.mark.parametrize("kind", ["timeout", "deadline"])
 async def test_producers_budget_survives_its_wrong_clock(served: Served, mouth: Mouth, skew: int, kind: str):
-    """Without a key: the partition had caught up, so a record that claims to be old, or of later, is neither."""
+    """Without a key: the partition had caught up, so a record that claims another time is not believed."""
 
     def within(budget_ms: int) -> dict[str, int]:
         if kind == "timeout":

@@ -46,7 +46,8 @@ class Site:
     replies: str
     partitions: int
     pipeline: str = "numbers"
-    model: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)  # settings of fixed_cost:FixedCost
+    written: Mapping[str, Any] | None = None  # another pipeline than fixed_cost's: its bounds and nodes
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -74,20 +75,20 @@ class Site:
         return [int(line) for line in path.read_text().split()] if path.exists() else []
 
     def write_pipeline(self) -> Path:
-        nodes = {
-            "numbers": {"kind": "fixed_cost:Numbers"},
-            "model": {
-                "kind": "fixed_cost:FixedCost",
-                "inputs": ["numbers"],
-                "ran": str(self.folder / "ran"),
-                "release": str(self.release),
-                **self.model,
+        """The pipeline's file."""
+        path = self.folder / f"{self.pipeline}.yaml"
+        path.write_text(yaml.safe_dump({"name": self.pipeline, **(self.written or self._numbers())}))
+        return path
+
+    def _numbers(self) -> dict[str, Any]:
+        files = {"ran": str(self.folder / "ran"), "release": str(self.release)}
+        return {
+            "bounds": {"samples": 4, "tokens_per_sample": 2, "tokens_per_request": 8},
+            "nodes": {
+                "numbers": {"kind": "fixed_cost:Numbers"},
+                "model": {"kind": "fixed_cost:FixedCost", "inputs": ["numbers"], **files, **self.model},
             },
         }
-        bounds = {"samples": 4, "tokens_per_sample": 2, "tokens_per_request": 8}
-        path = self.folder / f"{self.pipeline}.yaml"
-        path.write_text(yaml.safe_dump({"name": self.pipeline, "bounds": bounds, "nodes": nodes}))
-        return path
 
     @contextmanager
     def worker(self, name: str = "worker") -> Iterator[WorkerProcess]:
