@@ -10,7 +10,8 @@ import time
 import uuid
 from collections.abc import Callable
 
-from schemas.client.errors import ClientError, ReplyTimeout
+from schemas.client.errors import ClientError, ReplyDecodeError, ReplyTimeout
+from schemas.codec import DecodeError, decode_reply
 from schemas.messages import Reply
 
 
@@ -58,9 +59,10 @@ class PendingTable:
     """All that waits, at most `max_pending`. `on_overdue` gets the sending time (monotonic) of each entry
     whose timer ran out."""
 
-    def __init__(self, max_pending: int, on_overdue: Callable[[float], None]) -> None:
+    def __init__(self, max_pending: int) -> None:
+        self.on_overdue: Callable[[float], None] = lambda sent_at: None
+        self.ignored = 0  # replies that nobody waits for
         self._max_pending = max_pending
-        self._on_overdue = on_overdue
         self._waiting: dict[bytes, tuple[Pending, asyncio.TimerHandle]] = {}
 
     def __len__(self) -> int:
@@ -76,6 +78,19 @@ class PendingTable:
         timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._expire, pending)
         self._waiting[pending.correlation_id] = (pending, timer)
         return pending
+
+    def deliver(self, correlation_id: bytes, value: bytes) -> None:
+        """Settle the request of a reply, which may be a duplicate, late or somebody else's."""
+        pending = self.take(correlation_id)
+        if pending is None:
+            self.ignored += 1
+            return
+        try:
+            pending.resolve(decode_reply(value))
+        except DecodeError as error:
+            unreadable = ReplyDecodeError(f"the reply to request {pending.id!r} cannot be read: {error}")
+            unreadable.__cause__ = error
+            pending.resolve(unreadable)
 
     def take(self, correlation_id: bytes) -> Pending | None:
         """Remove and return; None for a correlation id that is not ours or has its reply already."""
@@ -95,4 +110,4 @@ class PendingTable:
 
     def _expire(self, pending: Pending) -> None:
         self.fail(pending, ReplyTimeout(pending.id, pending.wait_ms))
-        self._on_overdue(pending.sent_at)
+        self.on_overdue(pending.sent_at)

@@ -19,20 +19,14 @@ from typing import Any, Self
 
 from aiokafka.errors import KafkaError
 
-from schemas.client.errors import (
-    ClientClosedError,
-    ClientError,
-    MissingRepliesError,
-    ReplyDecodeError,
-    SendError,
-)
+from schemas.client.errors import ClientClosedError, ClientError, MissingRepliesError, SendError
 from schemas.client.pending import Pending, PendingTable
 from schemas.client.redis_deadlines import RedisDeadlines
 from schemas.client.replies import ReplyReader
 from schemas.client.samples import AnySample, build_request
 from schemas.client.sender import RequestSender
 from schemas.client.settings import ClientSettings
-from schemas.codec import DecodeError, decode_reply, encode_request
+from schemas.codec import encode_request
 from schemas.headers import request_headers
 from schemas.messages import Reply, Request
 
@@ -57,7 +51,6 @@ class Client:
         """`topics` maps pipelines to request topics, by default boundgen.{pipeline}.requests. With
         `reply_group`, replies are read by a consumer group of that name plus an id of this client's own.
         Without `redis_url` deadlines can be neither moved nor cancelled, and this machine's clock counts."""
-        self.ignored_replies = 0  # duplicates, late ones, and those of others who share the topic
         self._reply_topic = reply_topic
         self._topics = dict(topics or {})
         self._settings = settings
@@ -69,9 +62,10 @@ class Client:
             "metadata_max_age_ms": settings.topic_refresh_ms,
             "request_timeout_ms": round(settings.send_timeout_s * 1000) + settings.fetch_max_wait_ms,
         }
+        self._pending = PendingTable(settings.max_pending)
         self._reader = ReplyReader(
             reply_topic,
-            self._deliver,
+            self._pending.deliver,
             consumer_options,
             group=None if reply_group is None else f"{reply_group}.{uuid.uuid4().hex}",
             partition=settings.reply_partition,
@@ -82,8 +76,13 @@ class Client:
             self._redis = RedisDeadlines(
                 redis_url, settings.redis_timeout_ms, settings.redis_pause_s, settings.clock_refresh_s
             )
-        self._pending = PendingTable(settings.max_pending, self._reader.suspect)
+        self._pending.on_overdue = self._reader.suspect
         self._state = "new"
+
+    @property
+    def ignored_replies(self) -> int:
+        """Duplicates, replies that came too late, and those of others who share the topic."""
+        return self._pending.ignored
 
     @property
     def redis_failures(self) -> int:
@@ -191,12 +190,17 @@ class Client:
         )
         now_ms = None if self._redis is None else self._redis.now_ms()
         try:
-            acknowledged, _ = await asyncio.gather(
-                self._sender.send(topic, value, headers, now_ms), self._write_deadline(request)
-            )
+            async with asyncio.timeout(pending.wait_ms / 1000):
+                acknowledged, _ = await asyncio.gather(
+                    self._sender.send(topic, value, headers, now_ms), self._write_deadline(request)
+                )
         except ClientError as error:
             self._pending.fail(pending, error)
             raise
+        except TimeoutError:
+            late = SendError(f"topic {topic!r} took no request within {pending.wait_ms:.0f} ms")
+            self._pending.fail(pending, late)
+            raise late from None
         except BaseException:  # cancelled: the caller never gets the handle
             self._pending.take(pending.correlation_id)
             raise
@@ -240,15 +244,3 @@ class Client:
         error = None if future.cancelled() else future.exception()
         if error is not None:
             self._pending.fail(pending, SendError(f"topic {topic!r} did not acknowledge: {error!r}"))
-
-    def _deliver(self, correlation_id: bytes, value: bytes) -> None:
-        pending = self._pending.take(correlation_id)
-        if pending is None:
-            self.ignored_replies += 1
-            return
-        try:
-            pending.resolve(decode_reply(value))
-        except DecodeError as error:
-            unreadable = ReplyDecodeError(f"the reply to request {pending.id!r} cannot be read: {error}")
-            unreadable.__cause__ = error
-            pending.resolve(unreadable)

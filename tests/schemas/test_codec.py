@@ -178,6 +178,20 @@ def test_rows_that_are_not_plain_are_the_senders_error(value):
         encode_reply(Reply(id="a", outcome=Outcome.OK, results=({"id": 0}, {"id": 1, "x": value})))
 
 
+@pytest.mark.parametrize(
+    ("part", "field"),
+    [
+        ({"id": "a\udc80"}, "id"),
+        ({"samples": (Sample(text="a"), Sample(fields={"title": "\ud800"}))}, r"samples\[1\]\.fields\.title"),
+        ({"options": {"deep": [{"\udfff": 1}]}}, r"options\.deep\[0\]"),
+    ],
+)
+def test_lone_surrogates_are_the_senders_error(part, field):
+    request = Request(id="a", pipeline="p", samples=(Sample(text="x"),)).model_copy(update=part)
+    with pytest.raises(EncodeError, match=f"{field}.*: not Unicode text"):
+        encode_request(request)
+
+
 def test_vectors_travel_as_lists_and_as_bytes():
     rows = ({"id": 0, "embedding": [0.5, 1, -2.25]}, {"id": 1, "embedding": b"\x00\x00\x00\x3f"})
     assert decode_reply(encode_reply(Reply(id="a", outcome=Outcome.OK, results=rows))).results == rows

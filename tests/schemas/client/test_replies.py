@@ -86,7 +86,7 @@ async def test_errors_of_the_consumer_cost_no_reply(
             kafka, reply_topic=replies, topics={"p": requests}, reply_group=group, settings=patient
         ) as client,
     ):
-        for _ in range(3):
+        for _ in range(3 if in_a_row == 1 else 1):  # joining a group anew takes the embedded broker 20 s
             to_fail = in_a_row
             await scores(client, 1)
             assert to_fail == 0
