@@ -90,7 +90,9 @@ async def test_every_request_survives_a_killed_worker(sites: MakeSite):
         first, second = answers  # never three times
         partition, offset = places[str(request_id)]
         assert first.reply.worker == "victim"
-        assert second.reply.attempt > 1, "a repeated answer says so"
+        assert (
+            second.reply.attempt >= first.reply.attempt
+        )  # above only as far as the victim had told by commits
         assert committed.get(partition, 0) <= offset < committed.get(partition, 0) + WINDOW
 
 
