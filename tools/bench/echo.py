@@ -20,7 +20,9 @@ from schemas.messages import Outcome, Reply
 
 async def echo(servers: str, topic: str) -> None:
     """Answer every record of `topic` that asks for a reply, and commit as aiokafka does by itself."""
-    consumer = AIOKafkaConsumer(topic, bootstrap_servers=servers, group_id=f"{topic}.echo")
+    consumer = AIOKafkaConsumer(
+        topic, bootstrap_servers=servers, group_id=f"{topic}.echo", auto_offset_reset="earliest"
+    )
     producer = AIOKafkaProducer(bootstrap_servers=servers, linger_ms=0, acks="all")
     async with producer, consumer:
         async for record in consumer:

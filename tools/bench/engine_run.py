@@ -41,9 +41,16 @@ def engine_run(pipeline: Pipeline, labels: tuple[str, ...]) -> Run:
         (result,) = pipeline.submit([pipeline.prepare(request)]).result()
         if not isinstance(result, Answer):
             raise UserError(f"the engine did not answer: {result}")
-        return torch.tensor([[row[label] for label in labels] for row in result.rows])
+        return torch.tensor([[scores_of(row)[label] for label in labels] for row in result.rows])
 
     return run
+
+
+def scores_of(row: dict[str, object]) -> dict[str, float]:
+    """The numbers of a row of an encoder with `output: logprobs`."""
+    scores = row["scores"]
+    assert isinstance(scores, dict)
+    return scores
 
 
 def largest_difference(ours: Run, peer: Run, requests: list[Request]) -> float:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schemas.client import Client
+from schemas.client import Client, ClientError
 from schemas.messages import Outcome, Reply
 from tools.errors import UserError
 
@@ -30,12 +30,14 @@ async def send_at_rate(
 ) -> list[Timed]:
     """`rate` requests a second for `seconds`, taken from `requests` in turn. UserError unless all are ok."""
     start = time.perf_counter() + 0.05
-    async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(_one(client, pipeline, requests[number % len(requests)], start + number / rate))
-            for number in range(round(rate * seconds))
-        ]
-    timed = [task.result() for task in tasks]
+    every = [
+        _one(client, pipeline, requests[number % len(requests)], start + number / rate)
+        for number in range(round(rate * seconds))
+    ]
+    try:
+        timed = await asyncio.gather(*every)
+    except ClientError as error:
+        raise UserError(f"a request got no reply: {error}") from error
     bad = [each.reply for each in timed if each.reply.outcome is not Outcome.OK]
     if bad:
         raise UserError(f"{len(bad)} of {len(timed)} requests were not answered ok; the first: {bad[0]}")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from rich.markup import escape
 from rich.table import Table
 
@@ -48,16 +45,13 @@ def best_answer(query: Query, reply: Reply | None) -> tuple[str, str]:
     if reply.outcome is not Outcome.OK:
         return (reply.error.message if reply.error else ""), ""
     if query.pipeline == "relevance":
-        row = max(reply.results, key=lambda each: float(each["yes"]))
-        return query.samples[reply.results.index(row)]["title"], f"{row['yes']:.2f}"
-    label, score = max(_labels(reply.results[0]).items(), key=lambda each: each[1])
-    return label, f"{score:.2f}"
+        scores = [float(row["scores"]["yes"]) for row in reply.results]
+        best = scores.index(max(scores))
+        return query.samples[best]["title"], f"{scores[best]:.2f}"
+    row = reply.results[0]
+    return str(row["label"]), f"{row['scores'][row['label']]:.2f}"
 
 
 def cut(text: str, chars: int) -> str:
     """At most so many characters, the last an ellipsis where something was cut."""
     return text if len(text) <= chars else text[: chars - 1].rstrip() + "…"
-
-
-def _labels(row: Mapping[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in row.items() if isinstance(value, float)}

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import Any
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError
 
 from tools.errors import UserError
 
 READY_SECONDS = 30.0
+POLL_SECONDS = 0.1
 
 
 async def create_topics(servers: str, partitions: Mapping[str, int]) -> None:
-    """Create what is missing (topic -> partitions) and return when a leader answers for each partition."""
+    """Create what is missing (topic -> partitions) and return when every partition has a leader."""
     try:
         async with asyncio.timeout(READY_SECONDS):
             await _create(servers, partitions)
-            await _wait_for_leaders(servers, partitions)
     except (KafkaError, OSError, TimeoutError) as error:
         said = f"no answer in {READY_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
         raise UserError(f"--bootstrap-servers = {servers!r}: {said}; is a broker there?") from error
@@ -32,17 +32,13 @@ async def _create(servers: str, partitions: Mapping[str, int]) -> None:
         missing = set(partitions) - set(await admin.list_topics())
         if missing:
             await admin.create_topics([NewTopic(topic, partitions[topic], 1) for topic in sorted(missing)])
+        while not all(map(_has_leaders, await admin.describe_topics(list(partitions)))):  # noqa: ASYNC110
+            await asyncio.sleep(POLL_SECONDS)
     finally:
         await admin.close()
 
 
-async def _wait_for_leaders(servers: str, partitions: Mapping[str, int]) -> None:
-    consumer = AIOKafkaConsumer(bootstrap_servers=servers)
-    try:
-        await consumer.start()
-        for topic, count in partitions.items():
-            while len(consumer.partitions_for_topic(topic) or ()) < count:
-                await consumer.topics()
-            await consumer.end_offsets([TopicPartition(topic, number) for number in range(count)])
-    finally:
-        await consumer.stop()
+def _has_leaders(topic: Mapping[str, Any]) -> bool:
+    """Whether every partition of a described topic can be written to."""
+    found = topic["partitions"]
+    return topic["error_code"] == 0 and bool(found) and all(each["leader"] >= 0 for each in found)
