@@ -90,9 +90,7 @@ async def test_every_request_survives_a_killed_worker(sites: MakeSite):
         first, second = answers  # never three times
         partition, offset = places[str(request_id)]
         assert first.reply.worker == "victim"
-        assert (
-            second.reply.attempt >= first.reply.attempt
-        )  # above only as far as the victim had told by commits
+        assert second.reply.attempt >= first.reply.attempt  # above as far as its commits had told
         assert committed.get(partition, 0) <= offset < committed.get(partition, 0) + WINDOW
 
 
