@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-WIRE = "schemas.codec, schemas.headers, schemas.deadletter, schemas.deadlines, schemas.vectors"
+WIRE = "schemas.codec, schemas.headers, schemas.deadletter, schemas.deadlines, schemas.embeddings"
 
 
 @pytest.mark.parametrize(

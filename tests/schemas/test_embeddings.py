@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.vectors import pack_vector, read_vector
+from schemas.embeddings import pack_vector, read_vector
 
 
 def test_bytes_are_float32_little_endian():
