@@ -23,23 +23,37 @@ from worker.verdicts import expiry, failure_code, refusal
 LOG_APPEND_TIME = 1  # Kafka's timestamp type: the broker's clock wrote it
 MALFORMED = "boundgen.MalformedRequest"  # in the dead letter's exception-fqcn
 HEADERS_INVALID = "boundgen.InvalidHeaders"
+EXHAUSTED = "boundgen.AttemptsExhausted"
 
 
 class Admission:
     """Decides for one pipeline; fills in what it learns of the work as it goes, also when it refuses."""
 
     def __init__(
-        self, pipeline: Pipeline, router: Router, limits: Limits, clock: Clock, policy: DeadlinePolicy
+        self,
+        pipeline: Pipeline,
+        router: Router,
+        limits: Limits,
+        clock: Clock,
+        policy: DeadlinePolicy,
+        max_attempts: int = 0,
     ) -> None:
         self._pipeline = pipeline
         self._router = router
         self._limits = limits
         self._clock = clock
         self._policy = policy
+        self._max_attempts = max_attempts
 
     def admit(self, work: Work) -> Verdict | None:
         """None: prepared, may be queued. Otherwise what became of it."""
-        return self._address(work) or self._decode(work) or self._date(work) or self.prepare(work)
+        return (
+            self._address(work)
+            or self._count(work)
+            or self._decode(work)
+            or self._date(work)
+            or self.prepare(work)
+        )
 
     def _address(self, work: Work) -> Verdict | None:
         headers = tuple(work.record.headers)
@@ -52,6 +66,13 @@ class Admission:
             return route
         work.route = route
         return None
+
+    def _count(self, work: Work) -> Verdict | None:
+        """Before anything is done with what the record holds: it may be what ended its owners."""
+        if not self._max_attempts or work.place.attempt <= self._max_attempts:
+            return None
+        message = f"{work.place.attempt - 1} workers ended while they had this record"
+        return refusal(ErrorCode.INTERNAL, message, dead=EXHAUSTED)
 
     def _decode(self, work: Work) -> Verdict | None:
         if work.record.value is None:

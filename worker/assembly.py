@@ -72,13 +72,15 @@ def make_stream(
     """One pipeline's stream, not yet started."""
     router = Router(frozenset(config.replies.topics), publisher.num_partitions)
     policy = DeadlinePolicy(**config.deadlines.model_dump())
-    admission = Admission(pipeline, router, Limits(**config.limits.model_dump()), store.clock, policy)
+    queue = settings.queue or config.queue
+    limits = Limits(**config.limits.model_dump())
+    admission = Admission(pipeline, router, limits, store.clock, policy, queue.max_attempts)
     options = StreamOptions(
         worker=config.name,
         topic=request_topic(settings, pipeline),
         group=consumer_group(settings, pipeline),
         kafka=config.kafka,
-        queue=settings.queue or config.queue,
+        queue=queue,
         max_reply_bytes=config.replies.max_bytes,
         publish_late=config.replies.publish_late,
     )

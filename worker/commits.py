@@ -1,8 +1,8 @@
 """Commits what is done: every `commit_interval_ms`, and once more when partitions or the process go.
 
 On the event loop; one commit at a time, each bounded. Offsets are always explicit: what aiokafka would commit
-by itself is its fetch position, past work in flight. The commit's metadata `taken=N` says how far records had
-been taken, so that the next owner can tell which it gets a second time.
+by itself is its fetch position, past work in flight. The commit's metadata, `taken=150,130`, holds
+Progress.taken: what the next owner needs to tell which records it gets again.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ _TAKEN = "taken="
 
 def commit_metadata(progress: Progress) -> str:
     """What is stored beside the offset."""
-    return f"{_TAKEN}{progress.taken}"
+    return _TAKEN + ",".join(map(str, progress.taken))
 
 
-def taken_before(metadata: str | None) -> int:
-    """How far an earlier owner had taken records; 0 if the commit does not say."""
-    digits = (metadata or "").removeprefix(_TAKEN)
-    return int(digits) if digits.isdecimal() and digits.isascii() else 0
+def read_progress(offset: int, metadata: str | None) -> Progress:
+    """A commit as it was stored; one of another program's says nothing beside its offset."""
+    numbers = (metadata or "").removeprefix(_TAKEN).split(",")
+    if not all(number.isdecimal() and number.isascii() for number in numbers):
+        return Progress(offset)
+    return Progress(offset, tuple(taken for number in numbers if (taken := int(number)) > offset))
 
 
 class Committer:

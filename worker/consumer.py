@@ -1,8 +1,11 @@
-"""Reads one topic as a member of a consumer group, and hands partitions over in an orderly way.
+"""Reads one topic as a member of a consumer group.
 
 On the event loop. Reading stops while there is no room (never by aiokafka's pause, which throws away what was
 fetched). Whatever fails while reading, every partition goes on where the tracker says; a partition that
 cannot be read does not hold up the others.
+
+The first records of a partition, and suspects (offsets.py), are handed over only when a commit says that they
+were taken: whatever they do to this process, the next owner will know.
 """
 
 from __future__ import annotations
@@ -16,15 +19,14 @@ from typing import Any
 
 import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
-from aiokafka.abc import ConsumerRebalanceListener
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.errors import ConsumerStoppedError, IllegalStateError, RecordTooLargeError
 
-from worker.commits import taken_before
+from worker.assignment import Assignment
 from worker.deadlines import Clock
 from worker.logs import Throttle
 from worker.metrics import PipelineMetrics
-from worker.offsets import OffsetTracker, Progress
+from worker.offsets import SUSPECT_ATTEMPT, OffsetTracker, Place
 from worker.settings import KafkaSettings
 from worker.window import Window
 
@@ -33,22 +35,25 @@ log = structlog.get_logger(__name__)
 POLL_S = 0.2  # how long a read waits for records
 APART_S = 5.0  # how long partitions are read one by one after an error
 APART_POLL_S = 0.02
-REST_S = 1.0
-START_POSITION_S = 5.0
+REST_S = 1.0  # how long a partition rests that could not be read
+
+Records = dict[TopicPartition, list[ConsumerRecord]]
+Taken = list[tuple[Place, ConsumerRecord, int | None]]
 
 
 @dataclass(frozen=True)
 class ConsumerHooks:
-    """take: a record was read (partition, record, not_before_ms). revoked: finish, within a bound, what
-    cannot be taken back. assigned: a new assignment came. may_read: how many records there is room for."""
+    """take: a record was read (its place, itself, not_before_ms). announce: commit what was taken.
+    may_read: how many records there is room for. revoked, assigned: see Assignment."""
 
-    take: Callable[[TopicPartition, ConsumerRecord, int | None], None]
+    take: Callable[[Place, ConsumerRecord, int | None], None]
+    announce: Callable[[], Awaitable[object]]
+    may_read: Callable[[], int]
     revoked: Callable[[], Awaitable[None]]
     assigned: Callable[[], None]
-    may_read: Callable[[], int]
 
 
-class GroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka is untyped
+class GroupConsumer:
     """`beat_s` (time.monotonic) moves as long as the reading loop turns."""
 
     def __init__(
@@ -66,21 +71,30 @@ class GroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
         self._clock = clock
         self._metrics = metrics
         self._hooks = hooks
-        self._assigned = False
-        self._seen_empty: dict[TopicPartition, int] = {}  # ms on the worker's timeline
-        self._apart_until_s = 0.0
+        self._assignment = Assignment(consumer, tracker, metrics, hooks.revoked, hooks.assigned)
+        self._seen_empty: dict[TopicPartition, tuple[int, int]] = {}  # (generation, ms on our timeline)
         self._resting: dict[TopicPartition, float] = {}
+        self._apart_until_s = 0.0
         self._throttle = Throttle()
         self.beat_s = time.monotonic()
 
     @property
     def assigned(self) -> bool:
         """Whether the group has given this member its partitions (possibly none)."""
-        return self._assigned
+        return self._assignment.complete
+
+    @property
+    def lag(self) -> int:
+        """Records after what is done, as far as the last fetches told. Other threads must not ask."""
+        behind = 0
+        for partition, progress in self._tracker.progress().items():
+            with suppress(AssertionError):  # aiokafka's word for a partition that has just gone
+                behind += max(0, (self._consumer.highwater(partition) or 0) - progress.offset)
+        return behind
 
     async def start(self, topic: str, timeout_s: float) -> None:
         """Join the group; TimeoutError or KafkaError if that cannot be done."""
-        self._consumer.subscribe([topic], listener=self)
+        self._consumer.subscribe([topic], listener=self._assignment)
         async with asyncio.timeout(timeout_s):
             await self._consumer.start()
 
@@ -93,52 +107,13 @@ class GroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
                 await self._window.changed(POLL_S)
                 continue
             try:
-                await self._begin_epochs()
+                await self._assignment.begin_epochs()
                 await self._poll(room)
             except ConsumerStoppedError:
                 return
             except Exception as error:  # noqa: BLE001 - whatever aiokafka throws, reading goes on
                 self._go_back(error, self._tracker.partitions)
                 await asyncio.sleep(APART_POLL_S)
-
-    async def on_partitions_revoked(self, revoked: object) -> None:
-        """aiokafka's callback: no record is read until `on_partitions_assigned`."""
-        self._assigned = False
-        if self._tracker.partitions:
-            await self._hooks.revoked()
-        self._tracker.end(self._tracker.partitions)
-        self._seen_empty.clear()
-        self._resting.clear()
-
-    async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
-        """aiokafka's callback."""
-        self._metrics.rebalances.inc()
-        self._metrics.partitions.set(len(assigned))
-        log.info("partitions assigned", partitions=sorted(each.partition for each in assigned))
-        self._assigned = True
-        self._hooks.assigned()
-
-    async def _begin_epochs(self) -> None:
-        """Find where newly assigned partitions start. Until that is known nothing is read from them."""
-        new = self._consumer.assignment() - self._tracker.partitions if self._assigned else set()
-        if not new:
-            return
-        async with asyncio.timeout(START_POSITION_S):
-            # The public call for this drops the metadata that we stored beside the offset.
-            stored = await self._consumer._coordinator.fetch_committed_offsets(list(new))
-            starts: dict[TopicPartition, int] = {}
-            for partition in new:
-                if partition not in stored:
-                    starts[partition] = await self._consumer.position(partition)
-        if not self._assigned:  # revoked while we asked
-            return
-        for partition in new & self._consumer.assignment():
-            if partition in stored:
-                commit = stored[partition]
-                self._consumer.seek(partition, commit.offset)
-                self._tracker.begin(partition, Progress(commit.offset, taken_before(commit.metadata)))
-            else:
-                self._tracker.begin_first(partition, starts[partition])
 
     async def _poll(self, room: int) -> None:
         partitions = self._tracker.partitions
@@ -147,10 +122,9 @@ class GroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
         elif time.monotonic() < self._apart_until_s:
             await self._poll_apart(partitions, room)
         else:
-            records = await self._consumer.getmany(
-                *partitions, timeout_ms=int(POLL_S * 1000), max_records=room
-            )
-            self._take(records)
+            wait_ms = int(POLL_S * 1000)
+            records = await self._consumer.getmany(*partitions, timeout_ms=wait_ms, max_records=room)
+            await self._hand_over(self._take(records))
             if not records:
                 await self._pass_markers()
 
@@ -161,40 +135,58 @@ class GroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
             if time.monotonic() < self._resting.get(partition, 0.0):
                 continue
             try:
-                self._take(await self._consumer.getmany(partition, max_records=room))
+                taken = self._take(await self._consumer.getmany(partition, max_records=room))
             except ConsumerStoppedError:
                 raise
             except Exception as error:  # noqa: BLE001 - as in run
                 self._go_back(error, frozenset({partition}))
                 self._resting[partition] = time.monotonic() + REST_S
+            else:
+                await self._hand_over(taken)
             room = self._hooks.may_read()
             if room <= 0:
                 return
         await asyncio.sleep(APART_POLL_S)
 
-    def _take(self, records: dict[TopicPartition, list[ConsumerRecord]]) -> None:
-        """Hand over without a break for other tasks: until it is taken, only the position knows a record."""
+    def _take(self, records: Records) -> Taken:
+        """Without a break for other tasks: until it is taken, only aiokafka's position knows a record."""
         held = self._tracker.partitions
+        taken: Taken = []
         for partition, batch in records.items():
             if partition not in held:  # of an assignment whose epoch has not begun: read again
                 with suppress(IllegalStateError):
                     self._consumer.seek(partition, batch[0].offset)
                 continue
-            not_before_ms = self._seen_empty.get(partition)
+            generation, seen_ms = self._seen_empty.get(partition, (0, 0))
+            not_before_ms = seen_ms if generation == self._assignment.generation else None
             for record in batch:
-                self._hooks.take(partition, record, not_before_ms)
+                place = self._tracker.take(partition, record.offset)
+                assert place is not None, "held"
+                taken.append((place, record, not_before_ms))
         for partition in records.keys() & held if records else held:
             self._see_empty(partition)
+        return taken
+
+    async def _hand_over(self, taken: Taken) -> None:
+        unannounced = self._assignment.unannounced
+        fresh = unannounced & {place.partition for place, *_ in taken}
+        if fresh or any(place.attempt >= SUSPECT_ATTEMPT for place, *_ in taken):
+            await self._hooks.announce()
+            unannounced -= fresh
+        for place, record, not_before_ms in taken:
+            if self._tracker.current(place):
+                self._hooks.take(place, record, not_before_ms)
 
     def _see_empty(self, partition: TopicPartition) -> None:
         """Remember when the log was last read to its end: what is read later was made later."""
-        with suppress(AssertionError):  # aiokafka's word for a partition that has just gone
+        with suppress(AssertionError):  # as in lag
             end, fetched_ms = (
                 self._consumer.highwater(partition),
                 self._consumer.last_poll_timestamp(partition),
             )
             if end is not None and fetched_ms is not None and self._tracker.next_offsets()[partition] >= end:
-                self._seen_empty[partition] = int(fetched_ms - time.time() * 1000) + self._clock.now_ms()
+                seen_ms = int(fetched_ms - time.time() * 1000) + self._clock.now_ms()
+                self._seen_empty[partition] = (self._assignment.generation, seen_ms)
 
     async def _pass_markers(self) -> None:
         """Transaction markers and compacted ends are no records, yet count as lag until passed."""

@@ -50,6 +50,7 @@ class WorkerMetrics:
         self.inflight = self._gauge("inflight_requests", "Records taken and not settled")
         self.inflight_bytes = self._gauge("inflight_bytes", "Bytes of the records taken and not settled")
         self.uncommitted = self._gauge("uncommitted_records", "Records that a crash now would bring again")
+        self.lag = self._gauge("lag_records", "Records of the partitions held that are not done yet")
         self.partitions = self._gauge("assigned_partitions", "Partitions held")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -85,6 +86,7 @@ class PipelineMetrics:
         self.inflight = metrics.inflight.labels(pipeline)
         self.inflight_bytes = metrics.inflight_bytes.labels(pipeline)
         self.uncommitted = metrics.uncommitted.labels(pipeline)
+        self.lag = metrics.lag.labels(pipeline)
         self.partitions = metrics.partitions.labels(pipeline)
         self.rebalances = metrics.rebalances.labels(pipeline)
         self.commits_ok = metrics.commits.labels(pipeline, "ok")

@@ -141,6 +141,7 @@ class QueueSettings(Section):
     max_requests: int = Field(1_024, ge=1)
     max_bytes: int = Field(64 << 20, ge=1 << 10)
     max_uncommitted: int = Field(8_192, ge=1)
+    max_attempts: int = Field(5, ge=0)
     prepare_threads: int = Field(1, ge=1, le=64)
     overload_factor: float = Field(1.0, ge=0)
 

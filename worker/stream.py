@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any
 
 import structlog
-from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka import AIOKafkaConsumer, ConsumerRecord
 from aiokafka.errors import KafkaError
 
 from engine.pipeline import Pipeline
@@ -27,7 +27,7 @@ from worker.deadlines import Clock
 from worker.delivery import Delivery
 from worker.execution import Execution, ExecutionRules
 from worker.metrics import PipelineMetrics
-from worker.offsets import OffsetTracker
+from worker.offsets import OffsetTracker, Place
 from worker.publisher import Publisher
 from worker.records import Verdict, Work
 from worker.redis_deadlines import DeadlineStore
@@ -100,8 +100,6 @@ class Stream:
             prepare=lambda work: self._admit(work, self._admission.prepare),
         )
         self._consumer: AIOKafkaConsumer = make_consumer(connection, options.kafka, options.group)
-        hooks = ConsumerHooks(self._take, self._revoked, self._assigned, self._may_read)
-        self._reader = GroupConsumer(self._consumer, self._tracker, self._window, self._clock, metrics, hooks)
         self._committer = Committer(
             self._consumer,
             self._tracker,
@@ -109,9 +107,18 @@ class Stream:
             interval_ms=options.kafka.commit_interval_ms,
             timeout_ms=options.kafka.commit_timeout_ms,
         )
+        hooks = ConsumerHooks(
+            take=self._take,
+            announce=self._committer.commit,
+            may_read=self._may_read,
+            revoked=self._revoked,
+            assigned=self._assigned,
+        )
+        self._reader = GroupConsumer(self._consumer, self._tracker, self._window, self._clock, metrics, hooks)
         self._tasks: list[asyncio.Task[None]] = []
         metrics.inflight.set_function(lambda: self._window.num_requests)
         metrics.inflight_bytes.set_function(lambda: self._window.num_bytes)
+        metrics.lag.set_function(lambda: self._reader.lag)
 
     @property
     def ready(self) -> bool:
@@ -178,12 +185,11 @@ class Stream:
     def _may_read(self) -> int:
         if self._tracker.num_uncommitted >= self.options.queue.max_uncommitted:
             return 0
+        if self._tracker.suspect:  # one at a time, so that the guilty one is known when it happens again
+            return 0 if self._window.num_requests else 1
         return self._window.room
 
-    def _take(self, partition: TopicPartition, record: ConsumerRecord, not_before_ms: int | None) -> None:
-        place = self._tracker.take(partition, record.offset)
-        if place is None:
-            return
+    def _take(self, place: Place, record: ConsumerRecord, not_before_ms: int | None) -> None:
         work = Work(
             place, record, next(self._arrivals), self._clock.now_ms(), time.perf_counter(), not_before_ms
         )
@@ -214,6 +220,7 @@ class Stream:
 
     def _release(self, work: Work) -> None:
         """Give a record back unanswered: it stays uncommitted, its next owner answers it."""
+        self._tracker.release(work.place)
         self._window.leave(work.num_bytes)
         self._metrics.released.inc()
 

@@ -44,12 +44,14 @@ nodes:
 def admit(pipeline: Pipeline) -> Admit:
     clock = Clock()
     router = Router(frozenset({"replies"}), {"replies": 2}.get)
-    admission = Admission(pipeline, router, Limits(), clock, DeadlinePolicy())
+    admission = Admission(pipeline, router, Limits(), clock, DeadlinePolicy(), max_attempts=5)
 
-    def admit(value: bytes | None, headers: Any = (("kafka_replyTopic", b"replies"),)) -> tuple[Work, Any]:
+    def admit(
+        value: bytes | None, headers: Any = (("kafka_replyTopic", b"replies"),), attempt: int = 1
+    ) -> tuple[Work, Any]:
         now_ms = int(time.time() * 1000)
         record = ConsumerRecord("requests", 0, 5, now_ms, 0, None, value, None, -1, -1, tuple(headers))
-        place = Place(TopicPartition("requests", 0), 5, epoch=1)
+        place = Place(TopicPartition("requests", 0), 5, epoch=1, attempt=attempt)
         work = Work(place, record, 0, clock.now_ms(), time.perf_counter())
         return work, admission.admit(work)
 
@@ -107,4 +109,14 @@ def test_without_an_address_even_a_large_record_is_kept(admit: Admit) -> None:
 def test_what_the_headers_forbid_is_not_even_decoded(admit: Admit) -> None:
     work, verdict = admit(request(), headers=(("kafka_replyTopic", b"elsewhere"),))
     assert verdict.error.code is ErrorCode.REPLY_TOPIC_NOT_ALLOWED
+    assert work.request is None
+
+
+def test_a_record_that_ended_its_owners_is_not_even_decoded(admit: Admit) -> None:
+    work, verdict = admit(request(), attempt=5)
+    assert verdict is None
+    work, verdict = admit(request(), attempt=6)
+    assert verdict.outcome is Outcome.FAILED
+    assert verdict.error.message == "5 workers ended while they had this record"
+    assert verdict.dead == "boundgen.AttemptsExhausted"
     assert work.request is None

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from schemas.messages import Outcome
 from tools.processes import free_ports
 from tools.worker_process import run_worker
-from worker_service import MakeSite, Mouth
+from worker_service import SERVICES, MakeSite, Mouth
 
 WINDOW = 8
 
 
-async def test_a_full_pipeline_holds_up_no_other(sites: MakeSite, tmp_path: Path) -> None:
+async def test_a_full_pipeline_holds_up_no_other(
+    sites: MakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SERVICES))
     slow = await sites(pipeline="slow", model={"requests": 1})
     fast_folder = tmp_path / "fast"
     fast_folder.mkdir()
