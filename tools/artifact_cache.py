@@ -17,14 +17,14 @@ from pathlib import Path
 import torch
 
 import engine
-from engine.build.package import build_artifact
-from engine.build.spec import BuildSpec, Device, Dtype
+from engine.build import BuildSpec, build_artifact
+from engine.build.spec import Device, Dtype
 from engine.manifest import FORMAT, MANIFEST, file_digest
 from engine.packed import BatchBounds
 from engine.runtime.machine import cpu_features, device_arch
 from tools.model_cache import cache_root
 
-BUILT_FROM = ("manifest.py", "packed.py", "build", "models", "ops", "runtime")  # of engine/: what shapes it
+BUILT_FROM = ("manifest.py", "packed.py", "build", "models", "ops", "runtime/runner.cpp")  # of engine/
 
 
 @dataclass(frozen=True)

@@ -12,24 +12,16 @@ import torch
 import typer
 from rich.console import Console
 
-from engine.artifact import Artifact
 from engine.packed import BatchBounds
-from engine.pipeline import ArtifactStore, Pipeline, PipelineConfig
 from tools.artifact_cache import Wanted, cached_artifact
-from tools.bench.engine_report import Work, physics_lines, results, side_line
-from tools.bench.engine_run import TOLERANCE, engine_run, faster, largest_difference, take_turns
-from tools.bench.peer import TransformersPeer
-from tools.bench.physics import Shape, gemm_ceiling
-from tools.bench.provenance import provenance
-from tools.bench.workload import MAX_TOKENS, Request, make_requests, num_tokens
+from tools.bench.engine_compare import Setup, compare
+from tools.bench.workload import MAX_TOKENS
+from tools.commands.demo import BOUNDS
 from tools.errors import UserError
 from tools.model_cache import smollm2_gguf
 from tools.steps import Steps
 
 app = typer.Typer(rich_markup_mode="rich")
-
-LABELS = {"yes": " yes", "no": " no"}
-GEMM_SIZE = {"cpu": 2048, "cuda": 8192}
 
 
 class Device(StrEnum):
@@ -37,6 +29,9 @@ class Device(StrEnum):
 
     CPU = "cpu"
     CUDA = "cuda"
+
+
+GEMM_SIZE = {Device.CPU: 2048, Device.CUDA: 8192}
 
 
 class Peer(StrEnum):
@@ -66,97 +61,28 @@ def engine(
     """
     if device is Device.CUDA and not torch.cuda.is_available():
         raise UserError("--device = 'cuda': torch sees no CUDA device; boundgen doctor says more")
-    threads = threads or os.cpu_count() or 1
-    torch.set_num_threads(threads)
-    dtype = torch.float32 if device is Device.CPU else torch.bfloat16
     console = Console(highlight=False, soft_wrap=True)
     with Steps() as say:
         source = model or smollm2_gguf(say=say)
-        wanted = Wanted(source, "bench", device.value, None, bounds(samples))
-        store = ArtifactStore(
-            {"bench": cached_artifact(wanted, say=say)}, device=device.value, threads=threads
+        name = "smollm2" if model is None else "bench"
+        setup = Setup(
+            source=source,
+            artifact=cached_artifact(Wanted(source, name, device.value, None, bounds(samples)), say=say),
+            device=device.value,
+            requests=requests,
+            samples=samples,
+            rounds=rounds,
+            threads=threads or os.cpu_count() or 1,
+            seed=seed,
+            gemm_size=GEMM_SIZE[device],
         )
-        say("loading both sides")
-        other = TransformersPeer(source, device.value, dtype, label_ids(store.get("bench").artifact))
-        work_requests = make_requests(requests, samples, other.config.vocab_size, seed)
-        with Pipeline.open(pipeline_config(samples), store) as pipeline:
-            ours = engine_run(pipeline, tuple(LABELS))
-            say("measuring the ceiling")
-            work = describe(work_requests, Shape.of(other.config), device.value, dtype)
-            gemm = f"one {GEMM_SIZE[device.value]} cubed {name_of(dtype)} matrix product, {threads} threads"
-            for line in physics_lines(work, gemm):
-                console.print(line)
-            say("warming up, choosing the peer's faster way, comparing results")
-            way, theirs = faster(other.ways(), work_requests)
-            difference = largest_difference(ours, theirs, work_requests)
-            if difference > TOLERANCE[dtype]:
-                raise UserError(f"results differ by {difference:.2e}, allowed are {TOLERANCE[dtype]:g}")
-            say(f"measuring, {rounds} rounds of each in turns")
-            sides = take_turns({"boundgen": ours, f"transformers ({way})": theirs}, work_requests, rounds)
-        store.close()
-    for side in sides:
-        console.print(side_line(side, work))
-    console.print(f"results agree within {difference:.1e} (log-probabilities of the labels)")
-    found = results(sides, work, difference)
-    console.print(f"ratio: {found['ratio']}")
+        found = compare(setup, say, console.print)
+    console.print(f"ratio: {found['ratio']} times the samples/s of {peer.value}")
     if as_json:
-        told = {
-            "benchmark": "engine",
-            "device": device,
-            "dtype": name_of(dtype),
-            "threads": threads,
-            "peer": way,
-        }
-        typer.echo(json.dumps({**told, **found, **provenance(device.value)}))
-
-
-def name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+        typer.echo(json.dumps(found))
 
 
 def bounds(samples: int) -> BatchBounds:
-    """Room for one request, however long its samples."""
-    return BatchBounds(samples=samples, tokens=samples * MAX_TOKENS, tokens_per_sample=MAX_TOKENS)
-
-
-def pipeline_config(samples: int) -> PipelineConfig:
-    """Token ids in, log-probabilities of the labels out."""
-    return PipelineConfig.model_validate(
-        {
-            "name": "bench",
-            "bounds": {
-                "samples": samples,
-                "tokens_per_sample": MAX_TOKENS,
-                "tokens_per_request": samples * MAX_TOKENS,
-            },
-            "nodes": {
-                "prompt": {"kind": "tokenizer", "artifact": "bench"},
-                "model": {
-                    "kind": "prefill",
-                    "artifact": "bench",
-                    "inputs": ["prompt"],
-                    "head": "label_scores",
-                    "labels": LABELS,
-                },
-                "answer": {"kind": "encoder", "inputs": ["model"], "output": "logprobs"},
-            },
-        }
-    )
-
-
-def label_ids(artifact: Artifact) -> tuple[int, ...]:
-    """The token of each label, as the engine finds it."""
-    return tuple(artifact.tokenizer.encode(text, add_special_tokens=False)[0] for text in LABELS.values())
-
-
-def describe(requests: list[Request], shape: Shape, device: str, dtype: torch.dtype) -> Work:
-    """The round's physics."""
-    padded = sum(len(each) * max(len(sample.token_ids) for sample in each) for each in requests)
-    return Work(
-        requests=len(requests),
-        samples=sum(map(len, requests)),
-        tokens=num_tokens(requests),
-        padded_tokens=padded,
-        useful_flops=shape.useful_flops(requests, len(LABELS)),
-        ceiling_flops_s=gemm_ceiling(device, dtype, GEMM_SIZE[device]),
-    )
+    """The demo's artifact where it is large enough for one request, however long its samples."""
+    most = max(BOUNDS.samples, samples), max(BOUNDS.tokens, samples * MAX_TOKENS)
+    return BatchBounds(samples=most[0], tokens=most[1], tokens_per_sample=BOUNDS.tokens_per_sample)

@@ -6,7 +6,6 @@ Every step is bounded by BROKER_SECONDS, however dead the broker is.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,7 +34,6 @@ async def check_broker(
     settings: KafkaSettings, streams: Sequence[Stream], reply_topics: Sequence[str]
 ) -> list[Finding]:
     """One finding for the connection and, if it stands, one for each topic and group."""
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # what it would say is in the findings
     servers = settings.bootstrap_servers
     try:
         options = connection_options(settings)
