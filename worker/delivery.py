@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -28,6 +28,16 @@ log = structlog.get_logger(__name__)
 UNDELIVERABLE = "boundgen.ReplyUndeliverable"  # in the dead letter's exception-fqcn
 
 
+@dataclass(frozen=True)
+class Bookkeeping:
+    """Where a stream keeps what is in flight."""
+
+    tracker: OffsetTracker
+    window: Window
+    busy: Busy
+    metrics: PipelineMetrics
+
+
 class Delivery:
     """Settles works. `last_settled_s` (time.monotonic) is for the watchdog."""
 
@@ -35,20 +45,16 @@ class Delivery:
         self,
         publisher: Publisher,
         writer: ReplyWriter,
-        tracker: OffsetTracker,
-        window: Window,
-        busy: Busy,
-        metrics: PipelineMetrics,
-        *,
+        books: Bookkeeping,
         max_reply_bytes: int,
         on_unreachable: Callable[[str], None],
     ) -> None:
         self._publisher = publisher
         self._writer = writer
-        self._tracker = tracker
-        self._window = window
-        self._busy = busy
-        self._metrics = metrics
+        self._tracker = books.tracker
+        self._window = books.window
+        self._busy = books.busy
+        self._metrics = books.metrics
         self._max_reply_bytes = max_reply_bytes
         self._on_unreachable = on_unreachable
         self._throttle = Throttle()

@@ -42,9 +42,19 @@ class ExecutionRules:
     publish_late: bool = False
 
 
+@dataclass(frozen=True)
+class Exits:
+    """How works leave: settled (counted as busy before) or released. prepare: those that were over at receipt
+    and are not any more need their last step. on_bug: a batch was lost, this process cannot mend it."""
+
+    settle: Callable[[Work, Verdict], Coroutine[Any, Any, None]]
+    release: Callable[[Work], None]
+    prepare: Callable[[Work], None]
+    on_bug: Callable[[str], None]
+
+
 class Execution:
-    """Queue and slots of one pipeline. Works leave through `settle` (counted as busy) or
-    `release`; `prepare` is asked for those that were over at receipt and are not any more."""
+    """Queue and slots of one pipeline."""
 
     def __init__(
         self,
@@ -53,10 +63,7 @@ class Execution:
         busy: Busy,
         metrics: PipelineMetrics,
         rules: ExecutionRules,
-        *,
-        settle: Callable[[Work, Verdict], Coroutine[Any, Any, None]],
-        release: Callable[[Work], None],
-        prepare: Callable[[Work], None],
+        exits: Exits,
     ) -> None:
         self._pipeline = pipeline
         self._store = store
@@ -64,9 +71,7 @@ class Execution:
         self._busy = busy
         self._metrics = metrics
         self._rules = rules
-        self._settle = settle
-        self._release = release
-        self._prepare = prepare
+        self._exits = exits
         self._budget = Budget(pipeline.capacity.tokens, pipeline.capacity.samples)
         self._slots = pipeline.capacity.batches
         self._second_look = SecondLook(store, self._revive, self.finish)
@@ -115,7 +120,7 @@ class Execution:
 
     def _revive(self, work: Work) -> None:
         if work.prepared is None:  # it was over at receipt
-            self._prepare(work)
+            self._exits.prepare(work)
         else:
             self.push(work)
 
@@ -147,7 +152,8 @@ class Execution:
     def _batch_done(self, task: asyncio.Task[None]) -> None:
         del self._running[task]
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.critical("a batch was lost to a bug: the watchdog will end the process", exc_info=error)
+            log.error("a batch was lost to a bug", exc_info=error)
+            self._exits.on_bug(f"a batch was lost: {error!r}")
         self._fill()
 
     async def _run(self, batch: list[Work]) -> None:
@@ -170,7 +176,7 @@ class Execution:
             verdict = judge(work, result, now_ms, publish_late=self._rules.publish_late)
             if verdict is None:
                 self._busy.end()
-                self._release(work)
+                self._exits.release(work)
             else:
                 self._end(work, verdict)
 
@@ -217,6 +223,6 @@ class Execution:
             self._service.observe(tokens, took_s * 1000)
 
     def _end(self, work: Work, verdict: Verdict) -> None:
-        task = asyncio.create_task(self._settle(work, verdict))
+        task = asyncio.create_task(self._exits.settle(work, verdict))
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)

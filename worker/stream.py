@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import structlog
@@ -19,17 +17,17 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord
 from aiokafka.errors import KafkaError
 
 from engine.pipeline import Pipeline
-from schemas.messages import Outcome
 from worker.admission import Admission
 from worker.commits import Committer
 from worker.consumer import ConsumerHooks, GroupConsumer, make_consumer
 from worker.deadlines import Clock
-from worker.delivery import Delivery
-from worker.execution import Execution, ExecutionRules
+from worker.delivery import Bookkeeping, Delivery
+from worker.execution import Execution, ExecutionRules, Exits
+from worker.intake import Intake, Ways
 from worker.metrics import PipelineMetrics
 from worker.offsets import OffsetTracker, Place
 from worker.publisher import Publisher
-from worker.records import Verdict, Work
+from worker.records import Work
 from worker.redis_deadlines import DeadlineStore
 from worker.replies import ReplyWriter
 from worker.settings import KafkaSettings, QueueSettings
@@ -67,45 +65,47 @@ class Stream:
     ) -> None:
         self.options = options
         self.pipeline = pipeline
-        self._admission = admission
         self._metrics = metrics
-        self._clock: Clock = store.clock
         self._on_fatal = on_fatal
-        self._arrivals = count()
         self._tracker = OffsetTracker()
         self._window = Window(options.queue.max_requests, options.queue.max_bytes)
         self._busy = Busy()
         self._held = False
-        self._preparing = ThreadPoolExecutor(
-            options.queue.prepare_threads, thread_name_prefix=f"{pipeline.name}-prepare"
-        )
-        self._delivery = Delivery(
-            publisher,
-            ReplyWriter(options.worker, options.group, pipeline.model),
-            self._tracker,
-            self._window,
-            self._busy,
-            metrics,
-            max_reply_bytes=options.max_reply_bytes,
-            on_unreachable=on_fatal,
-        )
-        self._execution = Execution(
-            pipeline,
-            store,
-            self._busy,
-            metrics,
-            ExecutionRules(options.queue.overload_factor, options.publish_late),
+        self._tasks: list[asyncio.Task[None]] = []
+        writer = ReplyWriter(options.worker, options.group, pipeline.model)
+        bookkeeping = Bookkeeping(self._tracker, self._window, self._busy, metrics)
+        self._delivery = Delivery(publisher, writer, bookkeeping, options.max_reply_bytes, on_fatal)
+        exits = Exits(
             settle=self._delivery.settle,
             release=self._release,
-            prepare=lambda work: self._admit(work, self._admission.prepare),
+            prepare=lambda work: self._intake.prepare(work),  # noqa: PLW0108 - made below
+            on_bug=on_fatal,
         )
-        self._consumer: AIOKafkaConsumer = make_consumer(connection, options.kafka, options.group)
+        rules = ExecutionRules(options.queue.overload_factor, options.publish_late)
+        self._execution = Execution(pipeline, store, self._busy, metrics, rules, exits)
+        ways = Ways(
+            ready=self._execution.push,
+            expired=self._execution.expire,
+            refused=self._execution.finish,
+            stale=lambda work: self._held or not self._tracker.current(work.place),
+            release=self._release,
+        )
+        threads = options.queue.prepare_threads
+        self._intake = Intake(pipeline.name, threads, admission, store.clock, metrics, ways)
+        self._open_consumer(connection, store.clock)
+        metrics.inflight.set_function(lambda: self._window.num_requests)
+        metrics.inflight_bytes.set_function(lambda: self._window.num_bytes)
+        metrics.lag.set_function(lambda: self._reader.lag)
+
+    def _open_consumer(self, connection: dict[str, Any], clock: Clock) -> None:
+        kafka = self.options.kafka
+        self._consumer: AIOKafkaConsumer = make_consumer(connection, kafka, self.options.group)
         self._committer = Committer(
             self._consumer,
             self._tracker,
-            metrics,
-            interval_ms=options.kafka.commit_interval_ms,
-            timeout_ms=options.kafka.commit_timeout_ms,
+            self._metrics,
+            interval_ms=kafka.commit_interval_ms,
+            timeout_ms=kafka.commit_timeout_ms,
         )
         hooks = ConsumerHooks(
             take=self._take,
@@ -114,11 +114,7 @@ class Stream:
             revoked=self._revoked,
             assigned=self._assigned,
         )
-        self._reader = GroupConsumer(self._consumer, self._tracker, self._window, self._clock, metrics, hooks)
-        self._tasks: list[asyncio.Task[None]] = []
-        metrics.inflight.set_function(lambda: self._window.num_requests)
-        metrics.inflight_bytes.set_function(lambda: self._window.num_bytes)
-        metrics.lag.set_function(lambda: self._reader.lag)
+        self._reader = GroupConsumer(self._consumer, self._tracker, self._window, clock, self._metrics, hooks)
 
     @property
     def ready(self) -> bool:
@@ -179,7 +175,7 @@ class Stream:
         except (KafkaError, OSError, TimeoutError) as error:
             log.warning("the group was not left in time: it waits for the session timeout", error=repr(error))
             await self._consumer._client.close()  # what a cancelled stop leaves open
-        self._preparing.shutdown(wait=False, cancel_futures=True)
+        self._intake.close()
         return committed
 
     def _may_read(self) -> int:
@@ -190,33 +186,8 @@ class Stream:
         return self._window.room
 
     def _take(self, place: Place, record: ConsumerRecord, not_before_ms: int | None) -> None:
-        work = Work(
-            place, record, next(self._arrivals), self._clock.now_ms(), time.perf_counter(), not_before_ms
-        )
+        work = self._intake.take(place, record, not_before_ms)
         self._window.enter(work.num_bytes)
-        self._metrics.records.inc()
-        if place.attempt > 1:
-            self._metrics.redelivered.inc()
-        self._admit(work, self._admission.admit)
-
-    def _admit(self, work: Work, step: Callable[[Work], Verdict | None]) -> None:
-        admitting = asyncio.get_running_loop().run_in_executor(self._preparing, step, work)
-        admitting.add_done_callback(lambda done: self._admitted(work, done))
-
-    def _admitted(self, work: Work, admitting: asyncio.Future[Verdict | None]) -> None:
-        if admitting.cancelled() or self._held or not self._tracker.current(work.place):
-            self._release(work)
-            return
-        if work.deadline is not None and work.deadline.oddity is not None:
-            self._metrics.odd_deadline(work.deadline.oddity)
-        self._metrics.stage["tokenize"].observe(work.tokenize_s)
-        verdict = admitting.result()
-        if verdict is None:
-            self._execution.push(work)
-        elif verdict.outcome is Outcome.EXPIRED:
-            self._execution.expire(work, verdict)
-        else:
-            self._execution.finish(work, verdict)
 
     def _release(self, work: Work) -> None:
         """Give a record back unanswered: it stays uncommitted, its next owner answers it."""
