@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from engine.errors import ArtifactError
+from engine.errors import ArtifactError, ConfigError
 from engine.manifest import FORMAT, PACKAGE, TOKENIZER, WEIGHTS, Manifest, Parity, file_digest, read_manifest
 from engine.models.weights import EMBEDDING, LM_HEAD, SCORE
 from engine.packed import BatchBounds
@@ -57,11 +57,11 @@ class Artifact:
     def open(cls, path: Path, *, device: str = "cpu", verify: bool = True) -> Artifact:
         """Read, check, and put the weights on `device`: "cpu", "cuda" or "cuda:N".
 
-        ArtifactError says what misfits and how to mend it. `verify=False` skips the digests of the files
-        (about a second a gigabyte) where their storage is trusted.
+        ConfigError for another device; ArtifactError says what misfits and how to mend. `verify=False` skips
+        the digests of the files (about a second a gigabyte) where their storage is trusted.
         """
+        target = _parse_device(device)
         manifest, digest = read_manifest(path)
-        target = torch.device(device)
         _check_machine(path, manifest, target)
         _check_files(path, manifest, target, verify)
         try:
@@ -105,6 +105,19 @@ class Artifact:
             lanes=lanes,
             threads=threads,
         )
+
+
+def _parse_device(device: str) -> torch.device:
+    try:
+        parsed = torch.device(device)
+    except RuntimeError:
+        parsed = None
+    if parsed is None or parsed.type not in ("cpu", "cuda"):
+        raise ConfigError("device", device, 'must be "cpu", "cuda" or "cuda:N"')
+    count = torch.cuda.device_count()
+    if parsed.type == "cuda" and count and (parsed.index or 0) >= count:
+        raise ConfigError("device", device, f"this machine has {count} CUDA devices, from cuda:0")
+    return parsed
 
 
 def _mend(path: Path, manifest: Manifest, device: torch.device) -> str:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Barrier, local
+from threading import Barrier, BrokenBarrierError, local
 
 import torch
 from torch import Tensor
@@ -58,13 +58,11 @@ class LanePool:
         # One task a thread: none ends before all have begun, so that no thread gets two.
         barrier = Barrier(lanes)
         starting = [self.executor.submit(self._start, barrier) for _ in range(lanes)]
-        try:
-            for lane in starting:
-                lane.result()
-        except BaseException:
-            barrier.abort()
+        errors = [error for lane in starting if (error := lane.exception()) is not None]
+        if errors:
             self.close()
-            raise
+            # The lanes that waited for the failing one say only that.
+            raise min(errors, key=lambda error: isinstance(error, BrokenBarrierError))
 
     def forward(self, packed: PackedBatch) -> Tensor:
         """Normed hidden states of each real sample's last token: float32[num_samples, H], CPU."""
@@ -96,19 +94,23 @@ class LanePool:
         self.executor.shutdown(wait=True)
 
     def _start(self, barrier: Barrier) -> None:
-        # Counts for this thread alone; torch also takes it as the default of threads that start later.
-        torch.set_num_threads(self._threads)
+        try:
+            # Counts for this thread alone; torch also takes it as the default of threads that start later.
+            torch.set_num_threads(self._threads)
+            self._mine.lane = self._open_lane()
+            self.forward(pack([[0]]))  # the first run loads and allocates: not the first request's business
+            barrier.wait(_START_S)
+        except BaseException:
+            barrier.abort()
+            raise
+
+    def _open_lane(self) -> _Lane:
         on_cuda = self._device.type == "cuda"
         with torch.cuda.device(self._device) if on_cuda else nullcontext():
             runner = open_runner(self._package, (self._device.index or 0) if on_cuda else -1)
             names = runner.constant_names()
             runner.use_constants({name: self._weights[name] for name in names})
-            stream = torch.cuda.Stream(self._device) if on_cuda else None  # type: ignore[no-untyped-call]
-        self._mine.lane = _Lane(runner, stream)
-        self.forward(
-            pack([[0]])
-        )  # the first run allocates and loads kernels: not the first request's business
-        barrier.wait(_START_S)
+            return _Lane(runner, torch.cuda.Stream(self._device) if on_cuda else None)  # type: ignore[no-untyped-call]
 
     def _check(self, packed: PackedBatch) -> None:
         given = BatchBounds(packed.num_samples, packed.num_tokens, packed.max_seqlen)

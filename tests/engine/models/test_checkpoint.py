@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,19 @@ def test_tensor_of_another_shape(checkpoint: Path) -> None:
     save_file(load_file(file) | {"model.norm.weight": torch.ones(47)}, file, metadata={"format": "pt"})
     with pytest.raises(ArtifactError, match=r"norm\.weight|mismatched"):
         load_checkpoint(checkpoint, max_tokens=64)
+
+
+def test_base_model_saved_under_the_name_of_a_language_model(tmp_path: Path) -> None:
+    """Tensors without the prefix "model." and no head, as embedding checkpoints are published."""
+    path = save_checkpoint(tmp_path / "m", "Qwen3Model", head_dim=8, tie_word_embeddings=True)
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"architectures": ["Qwen3ForCausalLM"]}))
+    assert "layers.0.mlp.up_proj.weight" in load_file(path / "model.safetensors")
+    loaded = load_checkpoint(path, max_tokens=64)
+    assert loaded.tied
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tie_word_embeddings": False}))
+    with pytest.raises(ArtifactError, match=r"lm_head\.weight.*missing"):
+        load_checkpoint(path, max_tokens=64)
 
 
 def test_mapping_is_strict_both_ways(checkpoint: Path) -> None:
