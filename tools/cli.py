@@ -24,6 +24,7 @@ USER_ERRORS = (UserError, ConfigError, ArtifactError, InputError, ValidationErro
 COMMANDS = {
     "build": ("tools.commands.build", "Compile a model into an artifact that workers load."),
     "worker": ("tools.commands.worker", "Serve pipelines from Kafka until told to stop."),
+    "bulk": ("tools.commands.bulk", "Score every row of a JSONL or Parquet file; a kill costs one part."),
     "demo": ("tools.commands.demo", "See it work: broker, Redis, model and 60 requests in one command."),
     "doctor": (
         "tools.commands.doctor",
