@@ -5,9 +5,7 @@ Exit codes: 0 an orderly end, 1 a failed start or end, 2 a wrong configuration, 
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
 from pathlib import Path
 
 from worker.config import WorkerConfigError, read_worker_config
@@ -28,12 +26,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"{error}\n")
         return EXIT_USAGE
     configure_logging(config.logging)
-    code = run(config)
-    # A node that never returns must not keep the process: its thread is joined on the way out.
-    last = threading.Timer(config.shutdown.close_ms / 1000, os._exit, [code])
-    last.daemon = True
-    last.start()
-    return code
+    return run(config)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import asyncio
 import gc
 import os
 import signal
+import threading
 import time
 from contextlib import AsyncExitStack
 from typing import Any
@@ -47,7 +48,12 @@ def run(config: WorkerConfig) -> int:
     except (OSError, ValueError) as error:  # a certificate that is not there
         log.error("the worker cannot start", error=str(error))
         return 1
-    return asyncio.run(service.run())
+    code = asyncio.run(service.run())
+    if service.left_running:  # a node may never return, and Python waits for its thread on the way out
+        last = threading.Timer(config.shutdown.close_ms / 1000, os._exit, [code])
+        last.daemon = True
+        last.start()
+    return code
 
 
 class Service:
@@ -66,6 +72,7 @@ class Service:
         self._starting = True
         self._loading = False
         self._signalled_s: float | None = None
+        self.left_running = False  # whether work was given up that some thread may still be doing
         self._watchdog = Watchdog(config.watchdog, self._streams, self._stalled, config.shutdown.close_ms)
         self.probes = Probes(config.http, self._metrics.registry, self._complaints, self._not_ready)
 
@@ -167,13 +174,14 @@ class Service:
         started_s = time.monotonic()
         finished = await asyncio.gather(*(each.drain(shutdown.grace_ms / 1000) for each in self._streams))
         self._watchdog.stop()
+        self.left_running = not all(finished)
         committed = await asyncio.gather(*(each.close(shutdown.close_ms / 1000) for each in self._streams))
         if not all(committed):
             self._exit_code = self._exit_code or 1
         log.info(
             "drained",
             seconds=round(time.monotonic() - started_s, 3),
-            gave_back=not all(finished),
+            gave_back=self.left_running,
             committed=all(committed),
         )
 
