@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -104,7 +105,8 @@ class Watchdog:
             if complaints := self.complaints:
                 reason = "; ".join(complaints)
                 log.critical("no progress: the process ends, its records go to the next owner", reason=reason)
-                self._on_stall(reason)
+                with suppress(RuntimeError):  # the event loop may be closed already
+                    self._on_stall(reason)
                 if not self._stop.wait(self._close_s):
                     self._end(EXIT_STALLED)
                 return
