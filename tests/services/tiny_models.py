@@ -70,7 +70,7 @@ def qwen_tokenizer(*, append_end: bool) -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = BpeTrainer(vocab_size=420, initial_alphabet=sorted(alphabet), show_progress=False)
-    tokenizer.train_from_iterator([WORDS, WORDS.replace(" ", "\n")], trainer)
+    tokenizer.train_from_iterator([WORDS, "yes\nno\n" * 3], trainer)
     tokenizer.add_special_tokens(SPECIALS)
     tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])
     if append_end:
