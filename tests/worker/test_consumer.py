@@ -192,8 +192,9 @@ async def test_a_record_read_later_was_made_later_than_the_log_was_empty(
 
 
 async def test_a_second_owner_knows_what_the_first_was_in_the_middle_of(
-    kafka: str, topics: MakeTopic
+    apache_kafka: str, topics: MakeTopic
 ) -> None:
+    kafka = apache_kafka
     topic = await topics()
     async with producing(kafka) as producer:
         for number in range(4):

@@ -46,7 +46,7 @@ async def run_until_it_ends(site: Site, name: str, mouth: Mouth, ids: list[str])
 
 
 async def test_a_request_that_ends_workers_is_set_aside(
-    sites: MakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sites: MakeSite, apache_kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bomb.py").write_text(NODE)
     site = await sites(

@@ -65,7 +65,8 @@ async def test_a_partition_out_of_range_is_refused(kafka: str, topics: MakeTopic
     assert refused.value.reason == "no_partition"
 
 
-async def test_a_record_over_the_brokers_limit_is_refused_alone(kafka: str, topics: MakeTopic) -> None:
+async def test_a_record_over_the_brokers_limit_is_refused_alone(apache_kafka: str, topics: MakeTopic) -> None:
+    kafka = apache_kafka
     topic = await topics()
     async with publishing(kafka, topic) as publisher:
         small = [publisher.send(outgoing(topic, b"small")) for _ in range(20)]

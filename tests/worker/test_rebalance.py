@@ -45,7 +45,7 @@ async def test_work_that_finishes_in_time_is_answered_once(sites: MakeSite) -> N
             assert taken == settled + released
 
 
-async def test_work_that_does_not_is_answered_again_and_marked(sites: MakeSite) -> None:
+async def test_work_that_does_not_is_answered_again_and_marked(sites: MakeSite, apache_kafka: str) -> None:
     site = await sites(partitions=1, model={"requests": 1}, settings={"kafka": {"revoke_drain_ms": 200}})
     with ExitStack() as workers:
         first = workers.enter_context(site.worker("first"))

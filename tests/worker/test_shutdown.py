@@ -42,7 +42,9 @@ async def test_what_was_taken_is_finished_and_committed(sites: MakeSite) -> None
     assert await site.lag() == 0
 
 
-async def test_what_does_not_finish_in_time_goes_to_the_next_owner(sites: MakeSite) -> None:
+async def test_what_does_not_finish_in_time_goes_to_the_next_owner(
+    sites: MakeSite, apache_kafka: str
+) -> None:
     site = await sites(model={"requests": 1}, settings={"shutdown": {"grace_ms": 500, "close_ms": 1000}})
     async with Mouth(site) as mouth:
         with site.worker("first") as worker:
