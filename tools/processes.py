@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 POLL_SECONDS = 0.05
+STOP_SECONDS = 20.0  # for an orderly end
+ABORT_SECONDS = 3.0  # after an error or Ctrl-C nobody waits for it
 
 
 class ChildError(RuntimeError):
@@ -46,8 +48,8 @@ class Child:
     def __enter__(self) -> Child:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.stop()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self.stop(STOP_SECONDS if kind is None else ABORT_SECONDS)
 
     def wait_ready(self, ready: Callable[[], bool], seconds: float) -> None:
         """Poll `ready` until it is true. Raises ChildError when the child ends first or time is up."""
@@ -64,7 +66,7 @@ class Child:
         if status is not None:
             raise ChildError(f"{self.name} ended with status {status}. {self.last_words()}")
 
-    def stop(self, seconds: float = 20.0) -> int:
+    def stop(self, seconds: float = STOP_SECONDS) -> int:
         """SIGTERM, then SIGKILL after `seconds`; returns the exit status. May be called again."""
         if self.process.poll() is None:
             self.process.terminate()

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from engine.values import Sample
+
 INVALID_ROW = "invalid_row"  # a row that cannot be read at all; the other codes are the wire's
 NO_REPLY = "no_reply"  # asked several times, never answered
 
@@ -36,10 +38,10 @@ class Row(NamedTuple):
 
 
 class GoodRow(NamedTuple):
-    """A row to score: its place in the part and its sample."""
+    """A row to score: its place in the part and its sample, the bulk run's own or the wire's."""
 
     place: int
-    sample: BulkSample
+    sample: Sample
     num_chars: int
 
 

@@ -35,8 +35,6 @@ class Scorer(Protocol):
     def start(self, part: Part) -> Future[ScoredPart]:
         """Begin a part; blocks while there is enough under way. Raises Stopped."""
 
-    def close(self) -> None: ...
-
 
 @dataclass
 class Tally:

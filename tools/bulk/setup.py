@@ -7,16 +7,15 @@ pipeline, artifacts, sizes of parts, format of the output. A continuation must h
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from engine.errors import ArtifactError
 from engine.manifest import read_manifest
-from engine.pipeline import ArtifactStore, Pipeline, PipelineConfig, read_pipeline
+from engine.pipeline import PipelineConfig, read_pipeline
 from tools.bulk.columns import Columns, Wanted
-from tools.bulk.engine_scorer import EngineScorer
 from tools.bulk.inputs import InputFile, Kind, check_apart, find_inputs
 from tools.bulk.json_lines import JsonLines
 from tools.bulk.parquet_rows import ParquetRows
@@ -46,6 +45,8 @@ class Asked:
     id_column: str | None
     part_rows: int
     prepare_threads: int
+    timeout_ms: int
+    in_flight: int
     restart: bool
     overwrite: bool
 
@@ -104,7 +105,7 @@ def run_job(job: Job, asked: Asked, scorer: Scorer, workspace: Workspace, stop: 
     run = BulkRun(reader, scorer, workspace, job.kind, stop)
     with BulkProgress(run.tally.rows) as progress:
         tally = run.run(progress, job.output)
-    workspace.remove()
+    workspace.finish()
     return tally
 
 
@@ -117,22 +118,6 @@ def open_workspace(workspace: Workspace, job: Job, asked: Asked) -> str:
 
     workspace.open(job.identity, restart=asked.restart, may_begin=may_begin)
     return digest(job.identity)
-
-
-@contextlib.contextmanager
-def engine_scorer(job: Job, threads: int, stop: Stop) -> Iterator[EngineScorer]:
-    """The pipeline, loaded in this process as a worker would."""
-    engine = job.worker.engine
-    store = ArtifactStore(engine.artifacts, device=engine.device, lanes=engine.lanes, threads=engine.threads)
-    try:
-        with Pipeline.open(job.pipeline, store) as pipeline:
-            scorer = EngineScorer(pipeline, threads, stop)
-            try:
-                yield scorer
-            finally:
-                scorer.close()
-    finally:
-        store.close()
 
 
 def choose_pipeline(worker: WorkerConfig, name: str | None) -> tuple[PipelineSettings, PipelineConfig]:

@@ -58,9 +58,14 @@ class Workspace:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        if self._lock is None:
+            return
+        if not self._journal.exists():  # nothing to go on with: neither a folder nor what a kill left in it
+            self._remove_strangers()
+            (self.folder / LOCK).unlink()
+            self.folder.rmdir()
+        os.close(self._lock)
+        self._lock = None
 
     def open(self, settings: Mapping[str, Any], *, restart: bool, may_begin: Callable[[], None]) -> None:
         """Begin, or go on where the journal ends. UserError if it is the journal of another run, or what
@@ -90,14 +95,10 @@ class Workspace:
     def path(self, name: str) -> Path:
         return self.folder / name
 
-    def remove(self) -> None:
-        """The run is over: the folder goes, first the journal, so that it misses no part, last the lock."""
+    def finish(self) -> None:
+        """The final file is in place: nothing will go on from here, and leaving takes the folder away."""
         self._journal.unlink()
-        for path in self.folder.iterdir():
-            if path.name != LOCK:
-                path.unlink()
-        (self.folder / LOCK).unlink()
-        self.folder.rmdir()
+        self.records = []
 
     def _try_lock(self) -> int | None:
         path = self.folder / LOCK

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -15,9 +16,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from tools.bulk.asking import NoProgressError
 from tools.bulk.relay import Stop, Stopped
-from tools.bulk.run import Tally
-from tools.bulk.setup import Asked, Job, engine_scorer, open_workspace, prepare_job, run_job
+from tools.bulk.run import Scorer, Tally
+from tools.bulk.scorers import engine_scorer, workers_scorer
+from tools.bulk.setup import Asked, Job, open_workspace, prepare_job, run_job
 from tools.bulk.workspace import Workspace
 from tools.errors import UserError
 from tools.steps import Steps
@@ -30,6 +33,7 @@ class Via(StrEnum):
     """Who scores."""
 
     ENGINE = "engine"
+    KAFKA = "kafka"
 
 
 @app.command(
@@ -67,6 +71,12 @@ def bulk(
     prepare_threads: Annotated[int, typer.Option(min=1, help="Threads that tokenize (engine).")] = min(
         4, os.cpu_count() or 1
     ),
+    timeout_ms: Annotated[
+        int, typer.Option(min=100, help="Deadline of one request, sent again if it expires (kafka).")
+    ] = 60_000,
+    in_flight: Annotated[
+        int, typer.Option(min=1, help="Most requests under way; fewer while workers are busy (kafka).")
+    ] = 64,
     restart: Annotated[bool, typer.Option(help="Throw an unfinished run away and begin again.")] = False,
     overwrite: Annotated[bool, typer.Option(help="Replace the output if it exists.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON line of the counts.")] = False,
@@ -87,6 +97,8 @@ def bulk(
         id_column=id_,
         part_rows=part_rows,
         prepare_threads=prepare_threads,
+        timeout_ms=timeout_ms,
+        in_flight=in_flight,
         restart=restart,
         overwrite=overwrite,
     )
@@ -98,6 +110,11 @@ def bulk(
     except Stopped:
         tell_stopped(workspace)
         raise typer.Exit(128 + (stop.signal or 0)) from None
+    except NoProgressError as error:
+        console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+        console.print(f"error: {error}")
+        tell_stopped(workspace)
+        raise typer.Exit(1) from None
     except OSError as error:
         raise UserError(f"{error}. The same command goes on from what is done") from error
     report(tally, job, as_json)
@@ -106,12 +123,19 @@ def bulk(
 def score(job: Job, asked: Asked, workspace: Workspace, stop: Stop) -> Tally:
     """The run itself, over a workspace that is locked."""
     open_workspace(workspace, job, asked)
-    with Steps() as say:
-        say(f"loading pipeline {job.pipeline.name}")
-        with engine_scorer(job, asked.prepare_threads, stop) as scorer:
-            going_on = f", going on after {workspace.rows_done:,} rows" if workspace.rows_done else ""
-            say(f"scoring {asked.input}{going_on}")
-            return run_job(job, asked, scorer, workspace, stop)
+    with Steps() as say, open_scorer(job, asked, stop, say) as scorer:
+        going_on = f", going on after {workspace.rows_done:,} rows" if workspace.rows_done else ""
+        say(f"scoring {asked.input}{going_on}")
+        return run_job(job, asked, scorer, workspace, stop)
+
+
+def open_scorer(job: Job, asked: Asked, stop: Stop, say: Steps) -> AbstractContextManager[Scorer]:
+    """Whoever scores, ready on entry."""
+    if asked.via == "kafka":
+        say(f"reaching {job.worker.kafka.bootstrap_servers}")
+        return workers_scorer(job, asked.timeout_ms, asked.in_flight, stop)
+    say(f"loading pipeline {job.pipeline.name}")
+    return engine_scorer(job, asked.prepare_threads, stop)
 
 
 def read_map(written: list[str]) -> dict[str, str]:
@@ -136,7 +160,8 @@ def catch_signals(stop: Stop) -> Iterator[None]:
         for each in SIGNALS:
             signal.signal(each, signal.SIG_DFL)
 
-    before = {each: signal.signal(each, on_signal) for each in SIGNALS}
+    mine = SIGNALS if threading.current_thread() is threading.main_thread() else ()  # no other thread may
+    before = {each: signal.signal(each, on_signal) for each in mine}
     try:
         yield
     finally:

@@ -35,6 +35,7 @@ from tools.demo.topics import create_topics
 from tools.steps import Steps
 from tools.worker_process import WorkerProcess, run_worker
 
+WATCH_SECONDS = 0.5
 REPLY_GRACE_MS = 60_000  # replies to the expired come as soon as the worker gets to them
 
 
@@ -69,7 +70,7 @@ def run_demo(servers: Servers, artifact: Path, folder: Path, queries: Sequence[Q
     say("starting the worker")
     with run_worker(worker_settings(servers, artifact), folder) as worker:
         say(f"sending {len(queries)} requests")
-        answers = asyncio.run(_send(servers, topics, queries, _batches_of(worker), say.advance))
+        answers = asyncio.run(_send(servers, topics, queries, worker, say.advance))
         runs = worker.total("boundgen_model_requests_total")
         runs -= worker.total("boundgen_model_requests_total", outcome=Outcome.OK.value)
         say("stopping the worker")
@@ -83,8 +84,9 @@ def run_demo(servers: Servers, artifact: Path, folder: Path, queries: Sequence[Q
 
 
 async def _send(
-    servers: Servers, topics: dict[str, str], queries: Sequence[Query], num_batches: NumBatches, tick: Tick
+    servers: Servers, topics: dict[str, str], queries: Sequence[Query], worker: WorkerProcess, tick: Tick
 ) -> list[Answered]:
+    """Run the scenario; ChildError as soon as the worker has ended, since nobody would answer any more."""
     settings = ClientSettings(
         fetch_max_wait_ms=servers.fetch_wait_ms,
         grace_ms=REPLY_GRACE_MS,
@@ -98,7 +100,14 @@ async def _send(
         settings=settings,
     )
     async with client, RawSender(servers.bootstrap, REPLY_TOPIC, servers.fetch_wait_ms) as raw:
-        return await Scenario(client, raw, topics, num_batches, tick).run(queries)
+        scenario = Scenario(client, raw, topics, _batches_of(worker), tick)
+        sending = asyncio.create_task(scenario.run(queries))
+        try:
+            while not (await asyncio.wait({sending}, timeout=WATCH_SECONDS))[0]:
+                worker.child.check_running()
+            return await sending
+        finally:
+            sending.cancel()
 
 
 def _batches_of(worker: WorkerProcess) -> NumBatches:

@@ -19,7 +19,8 @@ PARTITIONS = 2
 REPLY_TOPIC = "boundgen.demo.replies"
 MAX_THREADS = 4
 EMBEDDED_FETCH_WAIT_MS = 5  # its long poll does not wake on data
-REDIS_TIMEOUT_MS = 1000
+REDIS_TIMEOUT_MS = 1_000
+WATCHDOG_MS = 600_000
 FETCH_WAIT_MS = 500  # Apache Kafka's does
 
 
@@ -68,8 +69,9 @@ def worker_settings(servers: Servers, artifact: Path) -> dict[str, Any]:
         },
         "kafka": {"bootstrap_servers": servers.bootstrap, "fetch_max_wait_ms": servers.fetch_wait_ms},
         "replies": {"topics": [REPLY_TOPIC]},
-        # On a busy machine Redis may take longer than a worker should wait for it; here nothing hurries.
+        # A busy machine may take longer than a worker should wait; here nothing hurries.
         "redis": {"url": servers.redis_url, "timeout_ms": REDIS_TIMEOUT_MS},
+        "watchdog": {"progress_ms": WATCHDOG_MS},
         "http": {"port": port},
         "logging": {"format": "console"},
     }
