@@ -179,11 +179,9 @@ class Stream:
         return committed
 
     def _may_read(self) -> int:
-        if self._tracker.num_uncommitted >= self.options.queue.max_uncommitted:
-            return 0
         if self._tracker.suspect:  # one at a time, so that the guilty one is known when it happens again
             return 0 if self._window.num_requests else 1
-        return self._window.room
+        return min(self._window.room, self.options.queue.max_uncommitted - self._tracker.num_uncommitted)
 
     def _take(self, place: Place, record: ConsumerRecord, not_before_ms: int | None) -> None:
         work = self._intake.take(place, record, not_before_ms)
