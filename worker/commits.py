@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -48,12 +49,14 @@ class Committer:
         *,
         interval_ms: int,
         timeout_ms: int,
+        on_committed: Callable[[], None] = lambda: None,
     ) -> None:
         self._consumer = consumer
         self._tracker = tracker
         self._metrics = metrics
         self._interval_s = interval_ms / 1000
         self._timeout_s = timeout_ms / 1000
+        self._on_committed = on_committed
         self._one_at_a_time = asyncio.Lock()
         self._throttle = Throttle()
         self.failing_since_s: float | None = None
@@ -81,6 +84,7 @@ class Committer:
             self._metrics.uncommitted.set(self._tracker.num_uncommitted)
             self._metrics.commits_ok.inc()
             self.failing_since_s = None
+            self._on_committed()
             return True
 
     def _failed(self, error: BaseException) -> None:

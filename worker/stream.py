@@ -106,6 +106,7 @@ class Stream:
             self._metrics,
             interval_ms=kafka.commit_interval_ms,
             timeout_ms=kafka.commit_timeout_ms,
+            on_committed=self._window.nudge,
         )
         hooks = ConsumerHooks(
             take=self._take,

@@ -41,8 +41,12 @@ class Window:
         self.num_bytes -= num_bytes
         self._changed.set()
 
+    def nudge(self) -> None:
+        """There may be room for another reason than a record that left."""
+        self._changed.set()
+
     async def changed(self, timeout_s: float) -> None:
-        """Return when something left, or after `timeout_s`."""
+        """Return when there may be more room, or after `timeout_s`."""
         self._changed.clear()
         try:
             async with asyncio.timeout(timeout_s):
