@@ -1,4 +1,4 @@
-"""Nodes of a user's own for the DAG's tests, importable as `dag_nodes:Class` from pipeline files."""
+"""Samples as the wire gives them, a store without artifacts, and a place for a user's own modules."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Fixtures `tiny_causal` and `tiny_classifier`: two random Qwen3 checkpoints and their CPU artifacts.
 
-Built once a run, fifteen seconds each. Both share a tokenizer made like Qwen's (its splitting, its special
-tokens, an <|endoftext|> that its post-processing appends), trained on a few words of shopping.
+Built once, fifteen seconds each, and kept like SmolLM2's. Both share a tokenizer made like Qwen's (its
+splitting, its special tokens, an <|endoftext|> that its post-processing appends), trained on a few words.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def tiny_causal(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """Qwen3ForCausalLM, head_dim unlike hidden/heads, tied."""
     from transformers import Qwen3ForCausalLM
 
-    return _build(tmp_path_factory.mktemp("tiny-causal"), Qwen3ForCausalLM, {})
+    return _build(tmp_path_factory, "tiny-causal", Qwen3ForCausalLM, {})
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +44,7 @@ def tiny_classifier(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     from transformers import Qwen3ForSequenceClassification
 
     labels = {"id2label": {0: "bad", 1: "fair", 2: "good"}, "label2id": {"bad": 0, "fair": 1, "good": 2}}
-    return _build(tmp_path_factory.mktemp("tiny-classifier"), Qwen3ForSequenceClassification, labels)
+    return _build(tmp_path_factory, "tiny-classifier", Qwen3ForSequenceClassification, labels)
 
 
 def qwen_tokenizer(*, append_end: bool) -> Any:
@@ -81,12 +81,14 @@ def qwen_tokenizer(*, append_end: bool) -> Any:
     return tokenizer
 
 
-def _build(folder: Path, model_class: Any, more: Mapping[str, Any]) -> TinyModel:
+def _build(
+    folders: pytest.TempPathFactory, name: str, model_class: Any, more: Mapping[str, Any]
+) -> TinyModel:
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen3Config
 
-    from engine.build import BuildSpec, build_artifact
     from engine.packed import BatchBounds
+    from tools.artifact_cache import Wanted, cached_artifact
 
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=qwen_tokenizer(append_end=True), pad_token=SPECIALS[0], padding_side="left"
@@ -106,9 +108,8 @@ def _build(folder: Path, model_class: Any, more: Mapping[str, Any]) -> TinyModel
         **more,
     )
     torch.manual_seed(11)
-    checkpoint = folder / "checkpoint"
+    checkpoint = folders.mktemp(name)
     model_class(config).eval().save_pretrained(checkpoint)
     tokenizer.save_pretrained(str(checkpoint))
     bounds = BatchBounds(samples=32, tokens=2048, tokens_per_sample=512)
-    spec = BuildSpec(checkpoint, folder / "artifact", name=folder.name, bounds=bounds)
-    return TinyModel(checkpoint, build_artifact(spec))
+    return TinyModel(checkpoint, cached_artifact(Wanted(checkpoint, name, "cpu", None, bounds)))
