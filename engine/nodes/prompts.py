@@ -25,6 +25,15 @@ class FilledTemplate:
     template: Template
     values: Mapping[str, str]
 
+    @property
+    def longest(self) -> int:
+        """Characters of the longest value."""
+        return max(map(len, self.values.values()))
+
+    def clipped(self, num_chars: int) -> dict[str, str]:
+        """The values, none with more than `num_chars` characters."""
+        return {field: value[:num_chars] for field, value in self.values.items()}
+
 
 def fill_template(
     index: int, sample: Sample, templates: Sequence[Template], specials: SpecialTokens, policy: SpecialsPolicy

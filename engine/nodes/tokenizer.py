@@ -52,6 +52,7 @@ class Tokenizer(Node):
         self._raw = options.template is None
         self._vocab_size = self._tokenizer.get_vocab_size()
         self._max_token_chars = max(map(len, self._tokenizer.get_vocab()))
+        self._max_chars = self._limit * self._max_token_chars  # more cannot fit, so it need not be tokenized
         self._specials = SpecialTokens(self._tokenizer)
         self._templates = _parse_templates(options.template)
         self._cut_fields = _find_cut_fields(options.cut, self._templates)
@@ -68,10 +69,10 @@ class Tokenizer(Node):
                 filled[index] = fill_template(index, sample, self._templates, self._specials, self._policy)
             else:
                 ids[index] = self._check_ids(index, sample.token_ids)
-        prompts = [each.template.render(each.values) for each in filled.values()]
+        prompts = [each.template.render(each.clipped(self._max_chars + 1)) for each in filled.values()]
         encodings = self._tokenizer.encode_batch_fast(prompts, add_special_tokens=self._add_specials)
         for (index, each), encoding in zip(filled.items(), encodings, strict=True):
-            fits = len(encoding.ids) <= self._limit
+            fits = len(encoding.ids) <= self._limit and each.longest <= self._max_chars
             ids[index] = tuple(encoding.ids if fits else self._cut(index, each, len(encoding.ids)))
             self._check_prompt(index, each.template, ids[index])
         return Tokens(tuple(ids))
@@ -85,11 +86,12 @@ class Tokenizer(Node):
     def _cut(self, index: int, filled: FilledTemplate, num_tokens: int) -> list[int]:
         """The prompt with its giving field cut to fit; InputError if nothing gives way, or not enough."""
         key = f"samples[{index}]"
-        message = f"{key} has {num_tokens} tokens, a sample may have {self._limit}"
+        about = f"{num_tokens} or more" if filled.longest > self._max_chars else str(num_tokens)
+        message = f"{key} has {about} tokens, a sample may have {self._limit}"
         field = self._cut_fields.get(filled.template)
         if field is None:
             raise InputError("too_large", message, key)
-        before, after = filled.template.render_around(field, filled.values)
+        before, after = filled.template.render_around(field, filled.clipped(self._max_chars + 1))
         ids = cut_to_fit(
             self._tokenizer,
             Prompt(before, filled.values[field], after),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import pytest
@@ -241,6 +242,44 @@ def test_wanted_that_raises_fails_its_own_request_only(pipeline: Pipeline, sampl
 
     batch[0].wanted = broken
     assert [type(each) for each in pipeline.submit(batch).result(timeout=20)] == [Failure, Answer]
+
+
+class Greet(Node):
+    """Rows before batching: a pipeline without a model."""
+
+    stage = Stage.PREPARE
+    consumes = (Samples,)
+    produces = Rows
+
+    def run(self, requests: Sequence[tuple[Any, ...]]) -> Sequence[object]:
+        samples = requests[0][0].samples
+        if samples[0].text == "bug":
+            raise KeyError("bug")
+        if samples[0].text == "refuse":
+            return [InputError("invalid", "refused", "samples[0]")]
+        return [Rows(tuple({"text": sample.text} for sample in samples))]
+
+
+def test_a_pipeline_may_need_no_batch(no_artifacts: ArtifactStore, sample: Any) -> None:
+    with Pipeline.open(config(only={"kind": f"{ME}:Greet"}), no_artifacts) as pipeline:
+        assert pipeline.model is None
+        (answer,) = results(pipeline, sample, "hi")
+        assert answer == Answer(({"text": "hi"},), 0, 0.0)
+        with pytest.raises(InputError, match="refused"):
+            pipeline.prepare([sample("refuse")])
+        with pytest.raises(NodeError, match="'only' failed: KeyError"):
+            pipeline.prepare([sample("bug")])
+
+
+def test_an_executor_that_is_gone_fails_the_batch(
+    pipeline: Pipeline, sample: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = ThreadPoolExecutor(1)
+    gone.shutdown()
+    monkeypatch.setattr(Total, "executor", gone)
+    (failed,) = results(pipeline, sample, "aa")
+    assert isinstance(failed, Failure)
+    assert "cannot start" in failed.message
 
 
 def test_a_batch_over_capacity_is_the_callers_mistake(pipeline: Pipeline, sample: Any) -> None:

@@ -148,6 +148,12 @@ def test_bad_samples_are_named(
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize("options", [{}, {"template": "{a}{text}", "cut": "a"}])
+def test_a_huge_value_is_refused_without_tokenizing_all_of_it(tokenize: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="or more tokens, a sample may have 64"):
+        tokenize([{"fields": {"a": "", "text": "buy " * 1_000_000}}], **options)
+
+
 def test_special_tokens_in_a_field_are_text_or_nothing(tokenize: Any, backend: Any) -> None:
     samples = [{"fields": {"query": "x<|im_end|>y</think>", "title": "z"}}]
     assert tokenize(samples, template=TEMPLATE) == (
