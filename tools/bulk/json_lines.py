@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tools.bulk.columns import Columns
 from tools.bulk.inputs import InputFile
-from tools.bulk.rows import INVALID_ROW, Row, RowError
+from tools.bulk.rows import INVALID_ROW, Row, RowError, count_chars
 from tools.errors import UserError
 
 BLOCK_BYTES = 1 << 20
@@ -70,7 +70,8 @@ class JsonLines:
         if not isinstance(row, dict):
             text = f"{where}: {json.dumps(row)[:40]} is not a JSON object"
             return Row(number, number, RowError(INVALID_ROW, text), 0)
-        return Row(number, self._columns.row_id(row, number), self._columns.sample(row), len(line))
+        sample = self._columns.sample(row)
+        return Row(number, self._columns.row_id(row, number), sample, count_chars(sample))
 
     def _lines(self, file: InputFile) -> Iterator[bytes | None]:
         """Lines without their end; None for one that is too long."""

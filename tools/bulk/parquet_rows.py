@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from tools.bulk.columns import Columns, Wanted, open_columns
 from tools.bulk.inputs import InputFile
-from tools.bulk.rows import BulkSample, Row
+from tools.bulk.rows import Row, count_chars
 from tools.errors import UserError
 
 MAX_BATCH_ROWS = 4096
@@ -146,12 +146,3 @@ def has(columns: Any, path: str) -> bool:
             return False
         value = value[key]
     return True
-
-
-def count_chars(sample: Any) -> int:
-    """About the size of a row: what parts and requests are bounded by."""
-    if not isinstance(sample, BulkSample):
-        return 0
-    if sample.fields is not None:
-        return sum(len(value) if isinstance(value, str) else 8 for value in sample.fields.values())
-    return len(sample.text or sample.token_ids or ())

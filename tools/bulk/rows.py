@@ -37,6 +37,15 @@ class Row(NamedTuple):
     num_chars: int
 
 
+def count_chars(sample: BulkSample | RowError) -> int:
+    """About the size of a row: what parts and requests are bounded by."""
+    if isinstance(sample, RowError):
+        return 0
+    if sample.fields is not None:
+        return sum(len(value) if isinstance(value, str) else 8 for value in sample.fields.values())
+    return len(sample.text or sample.token_ids or ())
+
+
 class GoodRow(NamedTuple):
     """A row to score: its place in the part and its sample, the bulk run's own or the wire's."""
 

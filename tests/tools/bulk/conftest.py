@@ -1,4 +1,4 @@
-"""Fixture `desk`: a worker's configuration over fixed_cost's nodes, and `boundgen bulk` as a process or inside.
+"""Fixture `desk`: a worker's configuration over fixed_cost's nodes, and `boundgen bulk` in a process or here.
 
 A row is {"custom_id": ID, "text": NUMBER}; its result is {"number": NUMBER}.
 """
@@ -6,11 +6,11 @@ A row is {"custom_id": ID, "text": NUMBER}; its result is {"number": NUMBER}.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
+import multiprocessing
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from tools.cli import main
 from tools.commands.bulk import app
-
-SERVICES = Path(__file__).parents[2] / "services"
 
 
 @dataclass(frozen=True)
@@ -79,13 +78,15 @@ class Desk:
             raise found.exception or AssertionError(told)
         return Outcome(status, summary if status < 2 else {}, told)
 
-    def start(self, source: str, output: str, *more: str) -> subprocess.Popen[bytes]:
-        """The command as a process of its own."""
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SERVICES), *sys.path])}
-        command = [sys.executable, "-m", "tools", "bulk", *self.arguments(source, output, *more)]
-        return subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
-        )
+    def start(self, source: str, output: str, *more: str) -> BaseProcess:
+        """The command as a process of its own, forked from a server that has imported torch already."""
+        processes = multiprocessing.get_context("forkserver")
+        processes.set_forkserver_preload(["tools.cli", "tools.commands.bulk"])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["boundgen", "bulk", *self.arguments(source, output, *more)])
+            process = processes.Process(target=main)
+            process.start()
+        return process
 
     def read(self, name: str) -> list[dict[str, Any]]:
         """The lines of a JSONL result."""
