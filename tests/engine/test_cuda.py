@@ -145,7 +145,8 @@ def test_lanes_share_the_weights(built: Built) -> None:
     grown = before - torch.cuda.mem_get_info()[0]
     for pool in pools:
         pool.close()
-    assert grown < size / 4 + 300e6  # each runner's activations and kernels
+    # Each runner's activations, kernels and cuBLAS workspace; a copy of the larger weights would not fit in.
+    assert grown < size / 4 + 400e6
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
