@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 LOOK_AHEAD_TOKENS = 4  # beyond the guess: how far a longer prefix may still need fewer tokens
 WINDOW_TOKENS = 16  # context before the cut that decides how the text at the cut is split
+USUAL_TOKEN_CHARS = 8  # twice the mean of English: a first try at what of a long value to look at
 WINDOW_CHARS = 64  # the same, after the cut
 
 
@@ -38,8 +39,12 @@ def cut_to_fit(
     `max_token_chars` bounds the characters of one token: nothing longer than `limit` such tokens can fit, so
     a huge value costs no more than a large one.
     """
-    prompt = Prompt(prompt.before, prompt.value[: limit * max_token_chars], prompt.after)
-    whole = tokenizer.encode(prompt.cut(len(prompt.value)), add_special_tokens=add_special_tokens)
+    for token_chars in (min(USUAL_TOKEN_CHARS, max_token_chars), max_token_chars):
+        clipped = Prompt(prompt.before, prompt.value[: limit * token_chars], prompt.after)
+        whole = tokenizer.encode(clipped.cut(len(clipped.value)), add_special_tokens=add_special_tokens)
+        if len(whole.ids) > limit + WINDOW_TOKENS:
+            break  # what lies beyond cannot fit
+    prompt = clipped
     if len(whole.ids) <= limit:
         return list(whole.ids)
     stops = _token_stops(whole.offsets, prompt)
