@@ -32,6 +32,7 @@ COMMANDS = {
     ),
 }
 BENCHMARKS = {
+    "bulk": ("tools.commands.bench_bulk", "Rows a second and peak memory of bulk over a large file."),
     "engine": ("tools.commands.bench_engine", "Samples a second of the engine, beside transformers."),
     "overhead": (
         "tools.commands.bench_overhead",

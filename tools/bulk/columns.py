@@ -99,16 +99,21 @@ class Columns:
         return [name for name in names if name in heads]
 
     def _mapped(self, columns: Mapping[str, object]) -> BulkSample | None:
-        given = {field: look_up(columns, path) for field, path in self.paths.items()}
-        ids = given.pop(TOKEN_IDS, None)
-        fields = {
-            field: plain
-            for field, value in given.items()
-            if (plain := as_plain(self.paths[field], value)) is not None
-        }
+        fields: dict[str, object] = {}
+        ids = None
+        for field, path in self.paths.items():
+            value = columns.get(path)
+            if type(value) is str:  # nearly all: this loop is what reading costs
+                fields[field] = value
+                continue
+            value = look_up(columns, path)
+            if field == TOKEN_IDS:
+                ids = value
+            elif (plain := as_plain(path, value)) is not None:
+                fields[field] = plain
         if fields:
             text = fields.get(TEXT) if len(fields) == 1 else None
-            return BulkSample(text=text) if isinstance(text, str) else BulkSample(fields=fields)
+            return BulkSample(text) if isinstance(text, str) else BulkSample(None, fields)
         ids = columns.get(TOKEN_IDS) if ids is None and self.token_ids else ids
         return (
             None if ids is None else BulkSample(token_ids=_as_ids(self.paths.get(TOKEN_IDS, TOKEN_IDS), ids))

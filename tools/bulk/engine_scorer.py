@@ -23,7 +23,7 @@ from worker.verdicts import failure_code
 
 REQUESTS_A_BATCH = 8  # what a request may leave unused of a batch: an eighth, on average half of that
 CHARS_A_TOKEN = 2  # fewer than in nearly all text: a request over the bounds is split and prepared again
-SAMPLE_INDEX = re.compile(r"samples\[(\d+)\]\.?")
+SAMPLE_INDEX = re.compile(r"samples\[(\d+)\]")
 
 
 @dataclass(frozen=True)
@@ -196,11 +196,12 @@ def sample_index(field: str | None) -> int | None:
 
 def row_error(code: str, message: str, field: str | None) -> RowError:
     """An error of a sample told as one of its row: without the sample's place in a request."""
-    place = SAMPLE_INDEX.match(field or "")
-    if place is not None:
-        message = message.replace(place.group(0), "", 1).replace(place.group(0).rstrip("."), "the row", 1)
-        field = (field or "").removeprefix(place.group(0)) or None
-    return RowError(str(code), message.strip(), field)
+    index = sample_index(field)
+    if index is not None:
+        name = f"samples[{index}]"
+        message = message.replace(f"{name}.", "").replace(name, "the row")
+        field = (field or "").removeprefix(name).removeprefix(".") or None
+    return RowError(str(code), message, field)
 
 
 def failure(result: Result) -> RowError:

@@ -42,7 +42,10 @@ def count_chars(sample: BulkSample | RowError) -> int:
     if isinstance(sample, RowError):
         return 0
     if sample.fields is not None:
-        return sum(len(value) if isinstance(value, str) else 8 for value in sample.fields.values())
+        num_chars = 0
+        for value in sample.fields.values():
+            num_chars += len(value) if isinstance(value, str) else 8
+        return num_chars
     return len(sample.text or sample.token_ids or ())
 
 

@@ -38,7 +38,7 @@ class Scorer(Protocol):
 
 @dataclass
 class Tally:
-    """What a run did. The times are seconds in which the reader and the writer worked, beside the scoring."""
+    """What a run did. `cpu_s` is of the whole process; reading and writing are parts of it."""
 
     rows: int = 0
     rows_before: int = 0
@@ -46,9 +46,9 @@ class Tally:
     models: set[str] = field(default_factory=set)
     parts: int = 0
     seconds: float = 0.0
-    read_s: float = 0.0
-    write_s: float = 0.0
-    join_s: float = 0.0
+    cpu_s: float = 0.0
+    read_cpu_s: float = 0.0
+    write_cpu_s: float = 0.0
 
     @property
     def failed(self) -> int:
@@ -73,8 +73,9 @@ class Tally:
             "models": sorted(self.models),
             "seconds": round(self.seconds, 3),
             "rows_per_s": round(done / self.seconds, 1) if self.seconds else 0.0,
-            "read_s": round(self.read_s, 3),
-            "write_s": round(self.write_s + self.join_s, 3),
+            "cpu_s": round(self.cpu_s, 3),
+            "read_cpu_s": round(self.read_cpu_s, 3),
+            "write_cpu_s": round(self.write_cpu_s, 3),
         }
 
 
@@ -97,16 +98,17 @@ class BulkRun:
     def run(self, progress: BulkProgress, output: Path) -> Tally:
         """Everything, until the final file is in place. Raises Stopped on a signal, with the journal true, or
         what any of the threads failed with."""
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         try:
             self._score(progress)
-            joining = time.perf_counter()
+            joining = time.thread_time()
             files = [self._workspace.path(record.file) for record in self._workspace.records]
             join_parts(files, self._kind, self._workspace.path("final.tmp"), output)
-            self.tally.join_s = time.perf_counter() - joining
+            self.tally.write_cpu_s += time.thread_time() - joining
         finally:
             self.tally.seconds = time.perf_counter() - started
-            self.tally.read_s = self._reader.busy_s
+            self.tally.cpu_s = time.process_time() - cpu_started
+            self.tally.read_cpu_s = self._reader.cpu_s
         return self.tally
 
     def _score(self, progress: BulkProgress) -> None:
@@ -163,10 +165,9 @@ class BulkRun:
         return found[0]
 
     def _keep(self, scored: ScoredPart, progress: BulkProgress) -> None:
-        started = time.perf_counter()
         record = write_record(self._workspace, self._kind, scored)
         self.tally.add(record)
-        self.tally.write_s += time.perf_counter() - started
+        self.tally.write_cpu_s = time.thread_time()
         progress.update(self.tally.rows, self.tally.failed, scored.part.share_read)
 
 

@@ -7,6 +7,7 @@ pipeline, artifacts, sizes of parts, format of the output. A continuation must h
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +102,8 @@ def prepare_job(asked: Asked) -> Job:
 
 def run_job(job: Job, asked: Asked, scorer: Scorer, workspace: Workspace, stop: Stop) -> Tally:
     """Score, join, and take the workspace away. Raises Stopped with the journal true."""
+    gc.collect()
+    gc.freeze()  # what is loaded stays: else every full collection walks through all of it
     reader = PartReader(job.source, asked.part_rows, PART_CHARS)
     run = BulkRun(reader, scorer, workspace, job.kind, stop)
     with BulkProgress(run.tally.rows) as progress:
