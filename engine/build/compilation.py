@@ -13,18 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.export import Dim, ExportedProgram
 
-from engine.models.decoder import PackedDecoder
 from engine.packed import MIN_SAMPLES, BatchBounds
 
 _OPTIONS: dict[str, Any] = {
     "aot_inductor.package_constants_in_so": False,
     "cpp.dynamic_threads": True,  # the number of threads is a lane's, not the building machine's
+    "comprehensive_padding": False,  # strides as traced: our kernels were given them
 }
 
 
-def export_decoder(decoder: PackedDecoder, bounds: BatchBounds, device: torch.device) -> ExportedProgram:
+def export_decoder(decoder: nn.Module, bounds: BatchBounds, device: torch.device) -> ExportedProgram:
     """The decoder's graph for 2..bounds samples and tokens, and the padding sample that `pack` may add."""
     # torch 2.11 takes the example's sizes for hints: the largest there are.
     num_samples = max(bounds.samples, MIN_SAMPLES) + 1

@@ -7,13 +7,13 @@ from torch import Tensor
 from torch.library import wrap_triton
 
 from engine.ops.portable import reference
-from engine.ops.portable.language import constexpr, jit, next_power_of_2, register, tl
+from engine.ops.portable.language import jit, next_power_of_2, register, tl
 from engine.ops.portable.quantised import MODES, Activation, check_mode, empty_quantised
 
 
 @jit
 def _silu_mul(
-    gate_up, scale, out, row_scale, WIDTH: constexpr, BLOCK: constexpr, MODE: constexpr
+    gate_up, scale, out, row_scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr, MODE: tl.constexpr
 ):  # fmt: skip
     """One row a program: a per-token scale needs all of it."""
     row = tl.program_id(0).to(tl.int64)

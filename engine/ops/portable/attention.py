@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.library import wrap_triton
 
 from engine.ops.portable import reference
-from engine.ops.portable.language import constexpr, jit, next_power_of_2, register, tl
+from engine.ops.portable.language import jit, next_power_of_2, register, tl
 from engine.ops.portable.quantised import Activation, check_mode, empty_quantised
 
 
@@ -29,8 +29,8 @@ def tile_tokens(heads: int, kv_heads: int) -> int:
 @jit
 def _varlen_attention(
     q, k, v, tiles, scale, out, q_stride, k_stride, v_stride, num_tokens,
-    HEADS: constexpr, GROUP: constexpr, DIM: constexpr, TOKENS: constexpr,
-    ROWS: constexpr, KEYS: constexpr, STAGES: constexpr, QUANTISE: constexpr,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, TOKENS: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, QUANTISE: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(0)
     tile = tiles + tl.program_id(1) * 4

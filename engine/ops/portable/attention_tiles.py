@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.library import wrap_triton
 
 from engine.ops.portable import reference
-from engine.ops.portable.language import cdiv, constexpr, jit, next_power_of_2, register, tl
+from engine.ops.portable.language import cdiv, jit, next_power_of_2, register, tl
 
 
 @jit
 def _attention_tiles(
-    cu_seqlens, tiles, num_samples, TOKENS: constexpr, SAMPLES: constexpr, STEPS: constexpr
+    cu_seqlens, tiles, num_samples, TOKENS: tl.constexpr, SAMPLES: tl.constexpr, STEPS: tl.constexpr
 ):  # fmt: skip
     """One place a program. How many tiles lie at or above level z falls with z, so the place's level is found by
     bisection, then the sample by counting those that reach that level."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.library import wrap_triton
 
 from engine.ops.portable import reference
-from engine.ops.portable.language import capability, cdiv, constexpr, jit, register, tl
+from engine.ops.portable.language import capability, cdiv, jit, register, tl
 from engine.ops.portable.quantised import Activation, empty_quantised
 
 
@@ -45,13 +45,13 @@ def serves_gate_up(hidden_size: int, intermediate_size: int, bias: bool) -> bool
 @jit
 def _gate_up(
     x, x_scale, weight, weight_scale, scale, out, num_rows,
-    WIDTH: constexpr, HALF: constexpr, ROWS: constexpr, COLS: constexpr,
-    DEPTH: constexpr, SWIZZLE: constexpr, PER_TOKEN: constexpr, E4M3_IN: constexpr,
-    E4M3_OUT: constexpr, STAGES: constexpr,
+    WIDTH: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    DEPTH: tl.constexpr, SWIZZLE: tl.constexpr, PER_TOKEN: tl.constexpr, E4M3_IN: tl.constexpr,
+    E4M3_OUT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     row_tiles = tl.cdiv(num_rows, ROWS)
-    column_tiles: constexpr = HALF // COLS
+    column_tiles: tl.constexpr = HALF // COLS
     # SWIZZLE row tiles go through all columns together, so that both operands stay in L2
     first = program // (SWIZZLE * column_tiles) * SWIZZLE
     in_group = tl.minimum(row_tiles - first, SWIZZLE)

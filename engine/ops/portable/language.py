@@ -7,7 +7,8 @@ oracles, run. Registering happens at import, once a process; nothing else here k
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -17,11 +18,8 @@ try:
     import triton
     import triton.language as tl
 except ImportError:  # CPU-only machines
-    triton, tl = None, None
-if TYPE_CHECKING:
-    constexpr = Any
-else:
-    constexpr = object if triton is None else tl.constexpr  # an argument that a kernel is compiled for
+    triton = None
+    tl = SimpleNamespace(constexpr=object)  # what signatures of kernels name
 
 
 def jit(kernel: Callable[..., None]) -> Any:

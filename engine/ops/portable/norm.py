@@ -10,15 +10,15 @@ from torch import Tensor
 from torch.library import wrap_triton
 
 from engine.ops.portable import reference
-from engine.ops.portable.language import cdiv, constexpr, jit, next_power_of_2, register, tl
+from engine.ops.portable.language import cdiv, jit, next_power_of_2, register, tl
 from engine.ops.portable.quantised import MODES, Activation, check_mode, empty_quantised
 
 
 @jit
 def _add_rms_norm(
     x, delta, weight, scale, total, out, row_scale, num_rows,
-    WIDTH: constexpr, BLOCK: constexpr, ROWS: constexpr, EPS: constexpr,
-    HAS_DELTA: constexpr, MODE: constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, EPS: tl.constexpr,
+    HAS_DELTA: tl.constexpr, MODE: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows a program; BLOCK >= WIDTH columns. The mean is over the unrounded sum."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]

@@ -6,12 +6,12 @@ scale[t] = max_k |x[t, k]| / 448          q[t, k] = x[t, k] / scale[t]
 from torch import Tensor
 from torch.library import wrap_triton
 
-from engine.ops.portable.language import constexpr, jit, next_power_of_2, register, tl
+from engine.ops.portable.language import jit, next_power_of_2, register, tl
 from engine.ops.portable.quantised import Activation, empty_quantised, quantise_per_token
 
 
 @jit
-def _quantise_rows(x, out, row_scale, WIDTH: constexpr, BLOCK: constexpr):
+def _quantise_rows(x, out, row_scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     value = tl.load(x + row * WIDTH + column, mask=column < WIDTH, other=0.0).to(tl.float32)

@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.library import wrap_triton
 
 from engine.ops.portable import reference
-from engine.ops.portable.language import constexpr, jit, next_power_of_2, register, tl
+from engine.ops.portable.language import jit, next_power_of_2, register, tl
 
 
 @jit
 def _head_norm_rope(
     qkv, positions, cos, sin, q_weight, k_weight, out, num_positions,
-    HEADS: constexpr, KV_HEADS: constexpr, BLOCK_HEADS: constexpr, HALF: constexpr,
-    EPS: constexpr, Q_SCALE: constexpr, NORM: constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr, HALF: tl.constexpr,
+    EPS: tl.constexpr, Q_SCALE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """One token a program, all its query and key heads at once. Positions are clamped into the tables."""
     token = tl.program_id(0).to(tl.int64)

@@ -1,0 +1,162 @@
+"""python -m tools.bench.cuda_engine --shape qwen3-0.6b --precision fp8: the CUDA engine against its physics.
+
+Prints the arithmetic and its floor, the card's own ceilings, then for each token count milliseconds and useful
+TFLOP/s in a burst and sustained, then closed-loop requests of 15 samples. Random weights; the last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.build.compiler import require_compiler
+from engine.build.native import build_native, default_cache
+from engine.models.architecture import Architecture
+from engine.models.decoder import PackedDecoder
+from engine.packed import BatchBounds, PackedBatch, pack
+from engine.runtime.graph_lanes import GraphLanePool
+from engine.runtime.native import load_native
+from tools.bench.ceilings import measure_ceilings, time_device
+from tools.bench.closed_loop import run_closed_loop
+from tools.bench.random_model import compile_once, make_decoder, random_weights
+from tools.bench.shapes import SHAPES, count_work, draw_lengths, fill_lengths
+
+BOUNDS = BatchBounds(256, 8192, 512)
+PEAK_BF16, PEAK_FP8 = 989e12, 1979e12  # dense, H100 and H200
+MIXES = {"mean150": (150.0, 500), "mean60": (60.0, 256)}
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.cuda_engine")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-0.6b")
+    parser.add_argument("--precision", choices=("bf16", "fp8"), default="fp8")
+    parser.add_argument("--scaling", choices=("static", "token"), default="static")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
+    parser.add_argument("--lanes", type=int, default=1)
+    parser.add_argument("--in-flight", type=int, nargs="*", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each closed loop")
+    parser.add_argument("--packages", type=Path, default=Path("."), help="folder that keeps compiled packages")
+    parser.add_argument("--compile-only", action="store_true")
+    return parser.parse_args(arguments)
+
+
+def measure_bucket(pool: GraphLanePool, a: Architecture, tokens: int, fp8: bool) -> dict[str, Any]:
+    """One token count, lengths of the benchmark's mix, one lane."""
+    lengths = fill_lengths(tokens, *MIXES["mean150"], torch.Generator().manual_seed(tokens))
+    packed = pack([torch.randint(0, a.vocab_size, (length,)).tolist() for length in lengths])
+    replay = pool.executor.submit(pool.hold, packed).result()
+    timing = time_device(replay)
+    work = count_work(a, lengths)
+    narrow = work.matrices if fp8 else 0.0
+    weighted = (work.flops - narrow) / PEAK_BF16 + narrow / PEAK_FP8
+    row = {
+        "tokens": tokens, "samples": len(lengths), "burst_ms": timing.burst_ms, "sustained_ms": timing.sustained_ms,
+        "tflops_burst": work.flops / timing.burst_ms / 1e9, "tflops": work.flops / timing.sustained_ms / 1e9,
+        "mfu_bf16": work.flops / PEAK_BF16 / timing.sustained_ms * 1e3,
+        "mfu_weighted": weighted / timing.sustained_ms * 1e3, "floor_ms": weighted * 1e3,
+    }  # fmt: skip
+    say("  " + "  ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
+    return row
+
+
+def check(pool: GraphLanePool, decoder: torch.nn.Module, weights: dict[str, Tensor], a: Architecture) -> dict[str, float]:
+    """Relative errors: captured graphs against the eager CUDA decoder, and against float32 without quantisation."""
+    lengths = [1, 77, 128, 500, 16, 33, 2]
+    packed = pack([torch.randint(0, a.vocab_size, (length,)).tolist() for length in lengths])
+    inputs = [x.cuda() for x in (packed.input_ids, packed.positions, packed.cu_seqlens)]
+    got = pool.executor.submit(pool.forward, packed).result()
+    again = pool.executor.submit(pool.forward, packed).result()
+    wide = {name: x.float() for name, x in weights.items()}
+    with torch.inference_mode():
+        own = decoder(*inputs).float().cpu()
+        exact = PackedDecoder.from_weights(a, wide, BOUNDS.tokens_per_sample)(*inputs).float().cpu()
+    single = torch.cat([pool.executor.submit(pool.forward, _alone(packed, i)).result() for i in range(len(lengths))])
+    return {
+        "graph_vs_eager": _error(got, own), "vs_float32": _error(got, exact), "packed_vs_single": _error(got, single),
+        "repeat_equal": float(torch.equal(got, again)),
+    }  # fmt: skip
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(arguments)
+    a = SHAPES[options.shape]
+    name = f"{options.shape}-{options.precision}-{options.scaling}"
+    weights = random_weights(a, BOUNDS.tokens_per_sample)
+    decoder, prepared, plan = make_decoder(a, weights, options.precision, options.scaling == "static", BOUNDS)
+    started = time.monotonic()
+    package = compile_once(decoder, BOUNDS, options.packages / f"{name}.pt2")
+    result: dict[str, Any] = {"name": name, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    result["compile_s"] = time.monotonic() - started
+    say(f"{name}: compiled in {result['compile_s']:.0f} s, {package.stat().st_size / 1e6:.1f} MB; {plan.notes}")
+    if options.compile_only:
+        return 0
+    work = count_work(a, [150] * 27)
+    say(f"physics: {work.flops / 1e12:.2f} TFLOP for 27 samples of 150 tokens, floor {work.flops / PEAK_FP8 * 1e3:.2f} ms")
+    result["ceilings"] = measure_ceilings()
+    say(f"ceilings: {result['ceilings']}")
+    load_native(build_native(require_compiler(), default_cache()))
+    pool = GraphLanePool(
+        package, prepared, BOUNDS, vocab_size=a.vocab_size, device=torch.device("cuda"), lanes=options.lanes
+    )
+    try:
+        result["load"] = asdict(pool.load_report)
+        say(f"load: {result['load']}")
+        result["check"] = check(pool, decoder, weights, a)
+        say(f"check: {result['check']}")
+        result["buckets"] = [measure_bucket(pool, a, t, plan.quantises) for t in options.tokens]
+        result["cost"] = pool.measure_cost().points
+        say(f"cost: {result['cost']}")
+        result["loads"] = measure_loads(pool, a, prepared["embed_tokens.weight"], options)
+    finally:
+        pool.close()
+    say(json.dumps(result))
+    return 0
+
+
+def measure_loads(pool: GraphLanePool, a: Architecture, embedding: Tensor, options: argparse.Namespace) -> list[Any]:
+    rows = embedding[:2].t().contiguous()
+
+    def head(hidden: Tensor) -> tuple[Tensor, ...]:
+        return (hidden @ rows,)
+
+    pool.prepare(head)
+    loads = []
+    for mix, (mean, most) in MIXES.items():
+        generator = torch.Generator().manual_seed(0)
+        requests = [
+            [torch.randint(0, a.vocab_size, (n,)).tolist() for n in draw_lengths(15, mean, most, generator)]
+            for _ in range(64)
+        ]
+        for count in options.in_flight:
+            load = run_closed_loop(
+                pool, head, requests, in_flight=count, seconds=options.seconds, bounds=BOUNDS
+            )
+            loads.append({"mix": mix} | asdict(load))
+            say(f"  {loads[-1]} fallbacks {pool.fallbacks}")
+    return loads
+
+
+def _alone(packed: PackedBatch, index: int) -> PackedBatch:
+    start, stop = packed.cu_seqlens[index : index + 2].tolist()
+    return pack([packed.input_ids[start:stop].tolist()])
+
+
+def _error(got: Tensor, want: Tensor) -> float:
+    return float((got - want).norm() / want.norm())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
