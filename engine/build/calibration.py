@@ -19,7 +19,9 @@ from engine.packed import PackedBatch
 MARGIN = 2.0  # the largest value seen fills half the range; e4m3 loses no precision by it
 
 
-def calibrate(decoder: PackedDecoder, batches: Iterable[PackedBatch], margin: float = MARGIN) -> dict[str, float]:
+def calibrate(
+    decoder: PackedDecoder, batches: Iterable[PackedBatch], margin: float = MARGIN
+) -> dict[str, float]:
     """Module name of each linear layer -> scale of its input; ValueError where no batch is given."""
     device = decoder.inv_freq.device
     largest: dict[str, Tensor] = {}

@@ -43,11 +43,15 @@ def prepare_weights(
             if getattr(layer, matrix) != "fp8":
                 continue
             name = f"layers.{index}.{module}"
-            prepared[f"{name}.weight"], prepared[f"{name}.weight_scale"] = quantise_weight(weights[f"{name}.weight"])
+            prepared[f"{name}.weight"], prepared[f"{name}.weight_scale"] = quantise_weight(
+                weights[f"{name}.weight"]
+            )
             if plan.scaling == "static":
                 scale = (input_scales or {}).get(name)
                 if scale is None or scale <= 0:
-                    raise ConfigError(f"input_scales.{name}", scale, "a static plan needs a positive scale here")
+                    raise ConfigError(
+                        f"input_scales.{name}", scale, "a static plan needs a positive scale here"
+                    )
                 device = prepared[f"{name}.weight"].device
                 prepared[f"{name}.input_scale"] = torch.tensor([scale], dtype=torch.float32, device=device)
     return prepared

@@ -68,7 +68,10 @@ def choose_plan(architecture: Architecture, precision: Precision, *, arch: int, 
         notes.append(f"sm_{arch} has no e4m3 tensor cores: every matrix stays bf16")
         precision = "bf16"
     widths = {"qkv": (a.q_width + 2 * a.kv_width, a.hidden_size), "output": (a.hidden_size, a.q_width)}
-    widths |= {"gate_up": (2 * a.intermediate_size, a.hidden_size), "down": (a.hidden_size, a.intermediate_size)}
+    widths |= {
+        "gate_up": (2 * a.intermediate_size, a.hidden_size),
+        "down": (a.hidden_size, a.intermediate_size),
+    }
     chosen: dict[str, Precision] = {}
     for matrix, shape in widths.items():
         fits = precision == "fp8" and all(width % 16 == 0 for width in shape)

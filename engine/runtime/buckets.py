@@ -1,7 +1,7 @@
 """Buckets: the sizes for which a CUDA lane holds a captured graph; a batch is padded up to the next one.
 
-Token sizes grow by a sixteenth of their power of two, so that the mean padding stays near 2% and the worst near
-6%; sample sizes grow fourfold, since a sample without tokens costs an empty block, not a row.
+Token sizes grow by a sixteenth of their power of two: mean padding stays near 2%, the worst near 6%. Sample
+sizes grow fourfold, since a sample without tokens costs an empty block, not a row.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Buckets:
         return Bucket(_next(self.tokens, num_tokens, "tokens"), _next(self.samples, num_samples, "samples"))
 
     def all(self) -> list[Bucket]:
-        """Largest first, so that memory taken for one serves the next; without those that no batch can need."""
+        """Largest first, so that memory taken for one serves the next; none that no batch can need."""
         return [
             Bucket(tokens, samples)
             for tokens in reversed(self.tokens)

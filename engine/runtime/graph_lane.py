@@ -1,15 +1,16 @@
 """One CUDA lane: a stream, its buffers, and a captured graph for every bucket of the model and of each head.
 
-A graph holds the whole run: pinned host memory -> device, the compiled package, last-token states -> `hidden`;
-a head's graph goes on from there to pinned results. All graphs of a lane share one memory pool, since they
-run one after another. Capturing and launching happen on the lane's own thread; the package's Python, if any,
-runs at capture alone. The tensors that `launch` returns are the lane's own, overwritten by its next launch.
+A graph holds the whole run: pinned host memory -> device, the compiled package, last-token states -> `hidden`.
+A head's graph goes on from there to pinned results. All graphs of a lane share one memory pool, since they run
+one after another. Capturing and launching happen on the lane's own thread; the package's Python, if any, runs
+at capture alone. The tensors that `launch` returns are the lane's own, overwritten by its next launch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ _ALIGN = 64  # bytes; kernels read 16 at a time
 
 
 @dataclass(frozen=True)
-class _Inputs:
+class BucketInputs:
     """Views of one memory, host's or device's, as a bucket lays it out."""
 
     input_ids: Tensor
@@ -31,7 +32,7 @@ class _Inputs:
     cu_seqlens: Tensor
 
     @classmethod
-    def over(cls, memory: Tensor, bucket: Bucket) -> _Inputs:
+    def over(cls, memory: Tensor, bucket: Bucket) -> BucketInputs:
         width, borders = _wide(bucket.tokens), 4 * (bucket.samples + 1)
         ids, positions = (memory[i * width : i * width + 8 * bucket.tokens] for i in (0, 1))
         ends = memory[2 * width : 2 * width + borders]
@@ -58,36 +59,36 @@ class _HeadGraph:
 
 
 class GraphLane:
-    """Captured once, then frozen: serving neither compiles nor captures, and allocates only for a head it does not know."""
+    """Captured once, then frozen: serving compiles and captures nothing, and allocates only for an unknown head."""
 
     def __init__(self, runner: Runner, stream: torch.cuda.Stream, buckets: Buckets, hidden_size: int) -> None:
         largest = Bucket(buckets.tokens[-1], buckets.samples[-1])
         self._runner, self.stream, self._buckets = runner, stream, buckets
         self._pool = torch.cuda.graph_pool_handle()
         device = stream.device
-        self._host = torch.zeros(_Inputs.num_bytes(largest), dtype=torch.uint8, pin_memory=True)
+        self._host = torch.zeros(BucketInputs.num_bytes(largest), dtype=torch.uint8, pin_memory=True)
         self._device = torch.zeros_like(self._host, device=device)
         self._hidden = torch.zeros((largest.samples, hidden_size), dtype=torch.bfloat16, device=device)
-        self._graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, _Inputs]] = {}
+        self._graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, BucketInputs]] = {}
         self._heads: dict[tuple[Head, int], _HeadGraph] = {}
-        self._done = torch.cuda.Event()
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.eager_heads = 0  # launches whose head had no graph
 
     def capture(self) -> None:
         """Every bucket's graph, after one run of every token size."""
         buckets = self._buckets.all()
-        with torch.cuda.stream(self.stream), torch.inference_mode():
+        with torch.cuda.stream(self.stream), torch.no_grad():
             for bucket in {bucket.tokens: bucket for bucket in buckets}.values():
                 self._run_model(bucket)  # libraries choose and load kernels by size: not allowed in a capture
             self.stream.synchronize()
             for bucket in buckets:
                 with _Capture(self._pool, self.stream) as graph:
                     self._run_model(bucket)
-                self._graphs[bucket] = (graph, _Inputs.over(self._host, bucket))
+                self._graphs[bucket] = (graph, BucketInputs.over(self._host, bucket))
 
     def capture_head(self, head: Head) -> None:
         """`head` of every sample size; it may only enqueue work on the device."""
-        with torch.cuda.stream(self.stream), torch.inference_mode():
+        with torch.cuda.stream(self.stream), torch.no_grad():
             for samples in reversed(self._buckets.samples):
                 results = tuple(_pinned_like(x) for x in head(self._hidden[:samples]))
                 self.stream.synchronize()
@@ -100,7 +101,7 @@ class GraphLane:
         bucket = self._find(packed)
         graph, inputs = self._graphs[bucket]
         inputs.fill(packed)
-        with torch.cuda.stream(self.stream), torch.inference_mode():
+        with torch.cuda.stream(self.stream), torch.no_grad():
             graph.replay()
             known = self._heads.get((head, bucket.samples))
             if known is not None:
@@ -119,7 +120,7 @@ class GraphLane:
         self._done.synchronize()
 
     def hold(self, packed: PackedBatch) -> Callable[[], None]:
-        """Fill the buffers; the result replays that batch's graph on the caller's stream. For measuring only."""
+        """Fill the buffers; the result replays that batch's graph on the caller's stream. For measuring."""
         graph, inputs = self._graphs[self._find(packed)]
         inputs.fill(packed)
         replay: Callable[[], None] = graph.replay
@@ -128,7 +129,7 @@ class GraphLane:
     def measure_ms(self, packed: PackedBatch, replays: int) -> float:
         """Mean of back-to-back runs of one batch, without a head; waits for them."""
         replay = self.hold(packed)
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self.stream):
             replay()
             start.record(self.stream)
@@ -136,7 +137,8 @@ class GraphLane:
                 replay()
             end.record(self.stream)
         end.synchronize()
-        return start.elapsed_time(end) / replays
+        elapsed: float = start.elapsed_time(end)
+        return elapsed / replays
 
     @property
     def num_graphs(self) -> int:
@@ -150,17 +152,17 @@ class GraphLane:
         return min(x for x in self._graphs if x.tokens >= wanted.tokens and x.samples >= wanted.samples)
 
     def _run_model(self, bucket: Bucket) -> None:
-        size = _Inputs.num_bytes(bucket)
+        size = BucketInputs.num_bytes(bucket)
         self._device[:size].copy_(self._host[:size], non_blocking=True)
-        inputs = _Inputs.over(self._device, bucket)
+        inputs = BucketInputs.over(self._device, bucket)
         out = self._runner.run([inputs.input_ids, inputs.positions, inputs.cu_seqlens])[0]
         self._hidden[: bucket.samples].copy_(out)
 
 
 class _Capture:
-    """torch.cuda.graph without its collecting of garbage and emptying of caches, which cost more than a capture."""
+    """torch.cuda.graph without collecting garbage and emptying caches, which would cost more than a capture."""
 
-    def __init__(self, pool: tuple[int, int], stream: torch.cuda.Stream) -> None:
+    def __init__(self, pool: Any, stream: torch.cuda.Stream) -> None:
         self._graph, self._pool, self._stream = torch.cuda.CUDAGraph(), pool, stream
 
     def __enter__(self) -> torch.cuda.CUDAGraph:

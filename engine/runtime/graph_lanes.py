@@ -1,8 +1,8 @@
 """LanePool on CUDA: lanes of captured graphs over one copy of the weights.
 
-Everything is opened, captured and measured at load; then nothing is compiled, captured or allocated while serving.
-Launches are made one at a time, by the lane's thread under one lock, so that the driver never sees two threads
-at once; waiting holds neither that lock nor the interpreter's.
+Everything is opened and captured at load; then nothing is compiled, captured or allocated while serving.
+Launches are made one at a time, by the lane's thread under one lock, so that the driver never sees two
+threads at once; waiting holds neither that lock nor the interpreter's.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from engine.runtime.buckets import make_buckets
 from engine.runtime.cost import CostModel, sizes_to_measure
 from engine.runtime.graph_lane import GraphLane, Head
 from engine.runtime.lanes import LanePool
-from engine.runtime.native import open_runner
+from engine.runtime.native import Runner, open_runner
 
 _LOAD_S = 600  # a lane that takes longer to capture is stuck
 MEASURED_LENGTH = 150  # tokens a sample
-_MEASURE_MS = 80.0  # of replays a size: with a dozen sizes a second in all, which reaches the card's power cap
+_MEASURE_MS = (
+    80.0  # of replays a size: with a dozen sizes a second in all, which reaches the card's power cap
+)
 
 
 @dataclass(frozen=True)
@@ -96,19 +98,26 @@ class GraphLanePool(LanePool):
         lane.wait()
         return tuple(x.clone() for x in results)
 
+    def open_runner(self) -> Runner:
+        """A runner of the package for the calling thread, over the shared weights."""
+        runner = open_runner(self._package, self._device.index or 0)
+        runner.use_constants({name: self._weights[name] for name in runner.constant_names()})
+        return runner
+
     def _start(self, barrier: Barrier) -> None:
-        with self._launching, torch.cuda.device(self._device):
-            self._open_lane()
-        barrier.wait(_LOAD_S)
+        try:
+            with self._launching, torch.cuda.device(self._device):
+                self._open_lane()
+            barrier.wait(_LOAD_S)
+        except BaseException:
+            barrier.abort()  # the other lanes need not wait for this one
+            raise
 
     def _open_lane(self) -> None:
         started, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
-        runner = open_runner(self._package, self._device.index or 0)
-        names = runner.constant_names()
-        runner.use_constants({name: self._weights[name] for name in names})
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         hidden_size = self._weights["norm.weight"].shape[0]
-        lane = GraphLane(runner, stream, make_buckets(self._bounds), hidden_size)
+        lane = GraphLane(self.open_runner(), stream, make_buckets(self._bounds), hidden_size)
         lane.capture()
         self._mine.graphs = lane
         self._lanes.append(lane)

@@ -29,14 +29,20 @@ def random_weights(architecture: Architecture, max_seqlen: int, seed: int = 0) -
         if name.endswith("norm.weight"):
             drawn = torch.rand(shape, device="cuda", generator=generator) + 0.5
         else:
-            drawn = torch.randn(shape, device="cuda", generator=generator) * (1.0 if "embed" in name else 0.03)
+            drawn = torch.randn(shape, device="cuda", generator=generator) * (
+                1.0 if "embed" in name else 0.03
+            )
         weights[name] = drawn.bfloat16()
     weights["inv_freq"] = torch.tensor(architecture.rope.inv_freq, device="cuda")
     return weights
 
 
 def make_decoder(
-    architecture: Architecture, weights: dict[str, Tensor], precision: Precision, static: bool, bounds: BatchBounds
+    architecture: Architecture,
+    weights: dict[str, Tensor],
+    precision: Precision,
+    static: bool,
+    bounds: BatchBounds,
 ) -> tuple[CudaDecoder, dict[str, Tensor], Plan]:
     """The decoder, the tensors that its package asks for, and its plan."""
     major, minor = torch.cuda.get_device_capability()

@@ -12,7 +12,14 @@ from engine.models.architecture import Architecture, Rope
 
 
 def _architecture(
-    hidden: int, middle: int, layers: int, heads: int, kv_heads: int, head_dim: int, theta: float, **kind: bool
+    hidden: int,
+    middle: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    theta: float,
+    **kind: bool,
 ) -> Architecture:
     exponent = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     rope = Rope("default", tuple((1.0 / theta**exponent).tolist()), 1.0)

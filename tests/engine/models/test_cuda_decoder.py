@@ -68,7 +68,9 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
         (make_architecture(), "fp8", True, 0.15),
     ],
 )
-def test_near_the_eager_decoder(architecture: Architecture, precision: str, static: bool, tolerance: float) -> None:
+def test_near_the_eager_decoder(
+    architecture: Architecture, precision: str, static: bool, tolerance: float
+) -> None:
     weights = make_weights(architecture)
     plan = choose_plan(architecture, precision, arch=90, static=static)
     got = run(make_cuda(architecture, weights, plan), SAMPLES)
@@ -77,7 +79,9 @@ def test_near_the_eager_decoder(architecture: Architecture, precision: str, stat
 
 def test_packed_equals_single() -> None:
     architecture = make_architecture()
-    decoder = make_cuda(architecture, make_weights(architecture), choose_plan(architecture, "fp8", arch=90, static=True))
+    decoder = make_cuda(
+        architecture, make_weights(architecture), choose_plan(architecture, "fp8", arch=90, static=True)
+    )
     packed = run(decoder, SAMPLES)
     single = torch.cat([run(decoder, [sample]) for sample in SAMPLES])
     assert error(packed, single) < 0.02
@@ -85,7 +89,9 @@ def test_packed_equals_single() -> None:
 
 def test_padding_changes_nothing() -> None:
     architecture = make_architecture()
-    decoder = make_cuda(architecture, make_weights(architecture), choose_plan(architecture, "bf16", arch=90, static=False))
+    decoder = make_cuda(
+        architecture, make_weights(architecture), choose_plan(architecture, "bf16", arch=90, static=False)
+    )
     packed = pack(SAMPLES)
     ids = torch.cat([packed.input_ids, torch.full((22,), 3)])
     positions = torch.cat([packed.positions, torch.zeros(22, dtype=torch.int64)])
@@ -97,7 +103,9 @@ def test_padding_changes_nothing() -> None:
 
 def test_one_exported_graph_serves_any_sizes() -> None:
     architecture = make_architecture()
-    decoder = make_cuda(architecture, make_weights(architecture), choose_plan(architecture, "fp8", arch=90, static=True))
+    decoder = make_cuda(
+        architecture, make_weights(architecture), choose_plan(architecture, "fp8", arch=90, static=True)
+    )
     exported = export_decoder(decoder, BOUNDS, torch.device("cpu")).module()
     for samples in (SAMPLES, [[1, 2]], [[3] * 64] * 4):
         assert torch.equal(run(exported, samples), run(decoder, samples))

@@ -23,7 +23,11 @@ pytestmark = pytest.mark.gpu
 # one rounding to bf16 is 2e-3 in this norm, one to e4m3 3e-2; a step of e4m3 that falls the other way is rare
 TOLERANCE = {torch.bfloat16: 3e-3, torch.float8_e4m3fn: 3e-3}
 TOKENS = (1, 2, 77, 130, 1000)
-SHAPES = {"qwen3": (16, 8, 128, 1024, 3072), "qwen2": (14, 2, 64, 896, 4864), "smollm2": (9, 3, 64, 576, 1536)}
+SHAPES = {
+    "qwen3": (16, 8, 128, 1024, 3072),
+    "qwen2": (14, 2, 64, 896, 4864),
+    "smollm2": (9, 3, 64, 576, 1536),
+}
 MODES = ("none", "static", "token")
 
 
