@@ -1,7 +1,7 @@
 """The packed decoder on CUDA: the graph of engine.models.decoder from the portable operations, per a plan.
 
-Runs on a CPU too, slowly, through the operations' oracles: the plain-torch emulation of what the device computes,
-8-bit rounding included.
+Runs on a CPU too, slowly, through the operations' oracles: the plain-torch emulation of what the device
+computes, 8-bit rounding included.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class CudaDecoder(nn.Module):
     def from_weights(
         cls, architecture: Architecture, weights: Mapping[str, Tensor], plan: Plan, bounds: BatchBounds
     ) -> CudaDecoder:
-        """A decoder over exactly the tensors of prepare_weights, none copied; RuntimeError names what does not fit."""
+        """A decoder over exactly the tensors of prepare_weights, none copied; RuntimeError names what does
+        not fit."""
         with torch.device("meta"):
             decoder = cls(architecture, plan, bounds)
         decoder.load_state_dict(weights, strict=True, assign=True)

@@ -59,7 +59,8 @@ class Matrix(nn.Module):
         return linear_e4m3(x, self.weight, self.weight_scale, self.bias)
 
     def fit(self, x: Activation) -> Activation:
-        """x as this matrix takes it: a producer that saw only parts of a row leaves the row's scale to be found."""
+        """x as this matrix takes it: a producer that saw only parts of a row leaves the row's scale to be
+        found."""
         return quantise_rows(x.values) if self.quantise == "token" and x.scale is None else x
 
 

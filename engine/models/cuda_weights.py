@@ -1,7 +1,8 @@
 """A decoder's tensors made ready for CUDA: quantised as the plan says, rotary tables, scales of activations.
 
-Names are the eager decoder's; a quantised matrix adds `weight_scale` and, where scales are static, `input_scale`,
-each float32[1]. Rotary frequencies give way to tables of every position that the bounds allow.
+Names are the eager decoder's; a quantised matrix adds `weight_scale` and, where scales are static,
+`input_scale`, each float32[1]. Rotary frequencies give way to tables of every position that the bounds
+allow.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def prepare_weights(
 ) -> dict[str, Tensor]:
     """The eager decoder's tensors -> the CUDA decoder's, on the device where they are.
 
-    `input_scales`: module name -> scale of its input (value = q * scale), for every quantised matrix of a static
-    plan. ConfigError names one that is missing.
+    `input_scales`: module name -> scale of its input (value = q * scale), for every quantised matrix of a
+    static plan. ConfigError names one that is missing.
     """
     prepared = {name: tensor for name, tensor in weights.items() if name != INV_FREQ}
     prepared |= _rope_tables(weights[INV_FREQ], architecture.rope.scaling, max_seqlen)

@@ -1,4 +1,5 @@
-"""Which operation and which precision serve each step of a CUDA decoder: decided at build, kept in the manifest.
+"""Which operation and which precision serve each step of a CUDA decoder: decided at build, kept in the
+manifest.
 
 A plan is data: the decoder is built from it without a question about the model's name. `notes` says what was
 asked for and cannot be served, and why.
@@ -34,7 +35,8 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """`scaling` of quantised activations: one scale a tensor from calibration, or one a token as they are made."""
+    """`scaling` of quantised activations: one scale a tensor from calibration, or one a token as they are
+    made."""
 
     layers: tuple[LayerPlan, ...]
     scaling: Scaling

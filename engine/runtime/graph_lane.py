@@ -1,9 +1,10 @@
 """One CUDA lane: a stream, its buffers, and a captured graph for every bucket of the model and of each head.
 
-A graph holds the whole run: pinned host memory -> device, the compiled package, last-token states -> `hidden`.
-A head's graph goes on from there to pinned results. All graphs of a lane share one memory pool, since they run
-one after another. Capturing and launching happen on the lane's own thread; the package's Python, if any, runs
-at capture alone. The tensors that `launch` returns are the lane's own, overwritten by its next launch.
+A graph holds the whole run: pinned host memory -> device, the compiled package, last-token states ->
+`hidden`. A head's graph goes on from there to pinned results. All graphs of a lane share one memory pool,
+since they run one after another. Capturing and launching happen on the lane's own thread; the package's
+Python, if any, runs at capture alone. The tensors that `launch` returns are the lane's own, overwritten by
+its next launch.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class _HeadGraph:
 
 
 class GraphLane:
-    """Captured once, then frozen: serving compiles and captures nothing, and allocates only for an unknown head."""
+    """Captured once, then frozen: serving compiles and captures nothing, and allocates only for an unknown
+    head."""
 
     def __init__(self, runner: Runner, stream: torch.cuda.Stream, buckets: Buckets, hidden_size: int) -> None:
         largest = Bucket(buckets.tokens[-1], buckets.samples[-1])
@@ -160,7 +162,7 @@ class GraphLane:
 
 
 class _Capture:
-    """torch.cuda.graph without collecting garbage and emptying caches, which would cost more than a capture."""
+    """torch.cuda.graph without collecting garbage and emptying caches, which cost more than a capture."""
 
     def __init__(self, pool: Any, stream: torch.cuda.Stream) -> None:
         self._graph, self._pool, self._stream = torch.cuda.CUDAGraph(), pool, stream

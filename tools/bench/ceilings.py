@@ -1,4 +1,5 @@
-"""What this card does at best: a large copy, and the library's GEMMs, on random data, in a burst and sustained."""
+"""What this card does at best: a large copy, and the library's GEMMs, on random data, in a burst and
+sustained."""
 
 from __future__ import annotations
 
@@ -33,11 +34,7 @@ def time_device(run: Callable[[], object], *, sustained_ms: float = 500.0, burst
 
 def measure_ceilings() -> dict[str, float]:
     """copy_tbps (read plus written), bf16 and fp8 TFLOP/s of 8192³ products, sustained."""
-    source = torch.randn(1 << 28, device="cuda", dtype=torch.bfloat16)
-    target = torch.empty_like(source)
-    copy = time_device(lambda: target.copy_(source), sustained_ms=50)
-    found = {"copy_tbps": 2 * source.nbytes / copy.sustained_ms / 1e9}
-    del source, target
+    found = {"copy_tbps": _measure_copy()}
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     flops = 2 * 8192**3
     found["gemm_bf16_tflops"] = flops / time_device(lambda: a @ b.t()).sustained_ms / 1e9
@@ -52,11 +49,18 @@ def measure_ceilings() -> dict[str, float]:
     return found
 
 
+def _measure_copy() -> float:
+    source = torch.randn(1 << 28, device="cuda", dtype=torch.bfloat16)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / time_device(lambda: target.copy_(source), sustained_ms=50).sustained_ms / 1e9
+
+
 def _elapsed(run: Callable[[], object], times: int) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     for _ in range(times):
         run()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) / times
+    elapsed: float = start.elapsed_time(end)
+    return elapsed / times

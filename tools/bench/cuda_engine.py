@@ -1,7 +1,8 @@
 """python -m tools.bench.cuda_engine --shape qwen3-0.6b --precision fp8: the CUDA engine against its physics.
 
-Prints the arithmetic and its floor, the card's own ceilings, then for each token count milliseconds and useful
-TFLOP/s in a burst and sustained, then closed-loop requests of 15 samples. Random weights; the last line is JSON.
+Prints the arithmetic and its floor, the card's own ceilings, then for each token count milliseconds and
+useful TFLOP/s in a burst and sustained, then closed-loop requests of 15 samples. Random weights; the last
+line is JSON.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def measure_bucket(pool: GraphLanePool, a: Architecture, tokens: int, fp8: bool)
     narrow = work.matrices if fp8 else 0.0
     weighted = (work.flops - narrow) / PEAK_BF16 + narrow / PEAK_FP8
     row = {
-        "tokens": tokens, "samples": len(lengths), "burst_ms": timing.burst_ms, "sustained_ms": timing.sustained_ms,
+        "tokens": tokens, "samples": len(lengths),
+        "burst_ms": timing.burst_ms, "sustained_ms": timing.sustained_ms,
         "tflops_burst": work.flops / timing.burst_ms / 1e9, "tflops": work.flops / timing.sustained_ms / 1e9,
         "mfu_bf16": work.flops / PEAK_BF16 / timing.sustained_ms * 1e3,
         "mfu_weighted": weighted / timing.sustained_ms * 1e3, "floor_ms": weighted * 1e3,
@@ -89,7 +91,8 @@ def measure_bucket(pool: GraphLanePool, a: Architecture, tokens: int, fp8: bool)
 def check(
     pool: GraphLanePool, decoder: torch.nn.Module, weights: dict[str, Tensor], a: Architecture
 ) -> dict[str, float]:
-    """Relative errors: captured graphs against the eager CUDA decoder, and against float32 without quantisation."""
+    """Relative errors: captured graphs against the eager CUDA decoder, and against float32 without
+    quantisation."""
     lengths = [1, 77, 128, 500, 16, 33, 2]
     packed = pack([torch.randint(0, a.vocab_size, (length,)).tolist() for length in lengths])
     inputs = [x.cuda() for x in (packed.input_ids, packed.positions, packed.cu_seqlens)]
@@ -103,8 +106,8 @@ def check(
         [pool.executor.submit(pool.forward, _alone(packed, i)).result() for i in range(len(lengths))]
     )
     return {  # relative errors
-        "graph_vs_eager": _error(got, own), "vs_float32": _error(got, exact), "packed_vs_single": _error(got, single),
-        "repeat_equal": float(torch.equal(got, again)),
+        "graph_vs_eager": _error(got, own), "vs_float32": _error(got, exact),
+        "packed_vs_single": _error(got, single), "repeat_equal": float(torch.equal(got, again)),
     }  # fmt: skip
 
 
@@ -122,9 +125,8 @@ def main(arguments: list[str]) -> int:
         started = time.monotonic()
         compile_once(decoder, BOUNDS, package)
         result["compile_s"] = time.monotonic() - started
-        say(
-            f"{name}: compiled in {result['compile_s']:.0f} s, {package.stat().st_size / 1e6:.1f} MB; {plan.notes}"
-        )
+        size_mb = package.stat().st_size / 1e6
+        say(f"{name}: compiled in {result['compile_s']:.0f} s, {size_mb:.1f} MB; {plan.notes}")
         load_native(build_native(require_compiler(), default_cache()))
     if options.compile_only:
         return 0

@@ -1,4 +1,5 @@
-"""A model of a given shape with random weights, compiled for CUDA as a build would: what the engine's bench runs."""
+"""A model of a given shape with random weights, compiled for CUDA as a build would: what the engine's bench
+runs."""
 
 from __future__ import annotations
 

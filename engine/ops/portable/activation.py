@@ -52,7 +52,8 @@ def _launch(gate_up: Tensor, scale: Tensor | None, quantise: str) -> tuple[Tenso
 
 
 def silu_mul(gate_up: Tensor, *, quantise: str = "none", scale: Tensor | None = None) -> Activation:
-    """gate_up[T, 2I] contiguous (gates first) -> [T, I]; ValueError for an odd width or a mode without its scale."""
+    """gate_up[T, 2I] contiguous (gates first) -> [T, I]; ValueError for an odd width or a mode without its
+    scale."""
     check_mode(quantise, scale)
     if gate_up.dim() != 2 or gate_up.shape[1] % 2 != 0:
         raise ValueError(f"gate_up.shape = {tuple(gate_up.shape)!r}: must be [T, 2I]")

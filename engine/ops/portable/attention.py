@@ -2,9 +2,9 @@
 
     out[t, h] = sum_s p[s] v[s, h'] / sum_s p[s]      p[s] = 2^(q[t, h] · k[s, h'] - max), first(t) <= s <= t
 
-The softmax is in base 2: q comes multiplied by log2(e) / sqrt(D). A program takes one tile of a sample's tokens
-with all query heads of one key head: ROWS = tokens x group rows, so keys and values are read once for the group.
-Tiles come from attention_tiles; rows of no sample are not written.
+The softmax is in base 2: q comes multiplied by log2(e) / sqrt(D). A program takes one tile of a sample's
+tokens with all query heads of one key head: ROWS = tokens x group rows, so keys and values are read once
+for the group. Tiles come from attention_tiles; rows of no sample are not written.
 """
 
 from torch import Tensor
@@ -95,7 +95,8 @@ def _launch(
     heads, kv_heads, dim = q.shape[1], k.shape[1], q.shape[2]
     group = heads // kv_heads
     wrap_triton(_varlen_attention)[(kv_heads, tiles.shape[0])](
-        q, k, v, tiles, out if scale is None else scale, out, q.stride(0), k.stride(0), v.stride(0), q.shape[0],
+        q, k, v, tiles, out if scale is None else scale, out, q.stride(0), k.stride(0), v.stride(0),
+        q.shape[0],
         HEADS=heads, GROUP=group, DIM=dim, TOKENS=tile_tokens(heads, kv_heads), ROWS=tile_rows(group),
         KEYS=32, STAGES=2, QUANTISE=scale is not None, num_warps=4 if tile_rows(group) == 64 else 8,
     )  # fmt: skip
@@ -105,9 +106,11 @@ def _launch(
 def varlen_attention(
     q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, cu_seqlens: Tensor, *, scale: Tensor | None = None
 ) -> Activation:
-    """q[T, heads, D], k and v [T, kv_heads, D] with any row stride, tiles of attention_tiles -> [T, heads * D].
+    """q[T, heads, D], k and v [T, kv_heads, D] with any row stride, tiles of attention_tiles -> [T, heads *
+    D].
 
-    scale float32[1]: e4m3 of out / scale. ValueError for a D other than 64 and 128 or heads that do not group.
+    scale float32[1]: e4m3 of out / scale. ValueError for a D other than 64 and 128 or heads that do not
+    group.
     """
     check_mode("none" if scale is None else "static", scale)
     if q.shape[2] not in (64, 128):

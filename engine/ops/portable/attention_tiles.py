@@ -2,8 +2,8 @@
 
     tiles[w] = (first row of the sample, its length, first token of the tile, 0)
 
-Tiles of the largest first token come first: they have the most keys, so the long ones do not end last. There are
-T // tokens + S places, enough for any lengths that add up to T; unused ones have length 0.
+Tiles of the largest first token come first: they have the most keys, so the long ones do not end last.
+There are T // tokens + S places, enough for any lengths that add up to T; unused ones have length 0.
 """
 
 import torch
@@ -18,8 +18,8 @@ from engine.ops.portable.language import cdiv, jit, next_power_of_2, register, t
 def _attention_tiles(
     cu_seqlens, tiles, num_samples, TOKENS: tl.constexpr, SAMPLES: tl.constexpr, STEPS: tl.constexpr
 ):  # fmt: skip
-    """One place a program. How many tiles lie at or above level z falls with z, so the place's level is found by
-    bisection, then the sample by counting those that reach that level."""
+    """One place a program. How many tiles lie at or above level z falls with z, so the place's level is
+    found by bisection, then the sample by counting those that reach that level."""
     place = tl.program_id(0)
     sample = tl.arange(0, SAMPLES)
     valid = sample < num_samples

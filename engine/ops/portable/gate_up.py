@@ -1,9 +1,11 @@
-"""boundgen::gate_up: the first half of a SwiGLU MLP in one kernel, quantised for the down projection if asked.
+"""boundgen::gate_up: the first half of a SwiGLU MLP in one kernel, quantised for the down projection if
+asked.
 
     out[t, i] = silu(x[t] · w[i]) * (x[t] · w[I + i])
 
-Saves writing and reading [T, 2I]: at T=4096, H=1024, I=3072 in e4m3 47 us against 62 for GEMM and gate (H200).
-Two accumulators of one tile share the rows of x. Rows beyond T are read from the last one and not stored.
+Saves writing and reading [T, 2I]: at T=4096, H=1024, I=3072 in e4m3 47 us against 62 for GEMM and gate
+(H200). Two accumulators of one tile share the rows of x. Rows beyond T are read from the last one and not
+stored.
 """
 
 from dataclasses import dataclass

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-triton: Any
-tl: Any
+__all__ = ["capability", "cdiv", "jit", "next_power_of_2", "register", "tl"]
+
 try:
     import triton
     import triton.language as tl
@@ -30,11 +30,13 @@ def jit(kernel: Callable[..., None]) -> Any:
 def register(
     name: str, *, allocate: Callable[..., Any], cpu: Callable[..., Any]
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: boundgen::`name`, its launcher traced into whatever compiles a graph that holds the operation.
+    """Decorator: boundgen::`name`, its launcher traced into whatever compiles a graph that holds the
+    operation.
 
-    The launcher may only call torch operations and wrap_triton(kernel)[grid](...). `allocate` takes the same
-    arguments and returns empty outputs: what tracing sees. `cpu` computes the same in plain torch, so that one
-    exported graph runs on both. The bare launcher stays reachable as `.launch`, for tests without a device.
+    The launcher may only call torch operations and wrap_triton(kernel)[grid](...). `allocate` takes the
+    same arguments and returns empty outputs: what tracing sees. `cpu` computes the same in plain torch, so
+    that one exported graph runs on both. The bare launcher stays reachable as `.launch`, for tests without
+    a device.
     """
 
     def decorate(launch: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,7 +52,8 @@ def register(
 
 
 def capability(x: torch.Tensor) -> int:
-    """Of the device that a kernel is built for, as in sm_90: 90. Without a device, where only its source counts, 90."""
+    """Of the device that a kernel is built for, as in sm_90: 90. Without a device, where only its source
+    counts, 90."""
     if x.device.type != "cuda":
         return 90
     major, minor = torch.cuda.get_device_capability(x.device)

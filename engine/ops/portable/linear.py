@@ -14,7 +14,8 @@ from engine.ops.portable.quantised import E4M3, E4M3_MAX, MIN_SCALE, Activation
 
 
 def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """weight[N, K] of any floating type -> e4m3[N, K] and float32[1]: the matrix's largest value becomes 448."""
+    """weight[N, K] of any floating type -> e4m3[N, K] and float32[1]: the matrix's largest value becomes
+    448."""
     wide = weight.float()
     scale = (wide.abs().max() / E4M3_MAX).clamp_min(MIN_SCALE).reshape(1)
     return (wide / scale).clamp(-E4M3_MAX, E4M3_MAX).to(E4M3), scale

@@ -1,4 +1,5 @@
-"""boundgen::quantise_rows: e4m3 with one scale a token, for producers that do not see a whole row (attention).
+"""boundgen::quantise_rows: e4m3 with one scale a token, for producers that do not see a whole row
+(attention).
 
 scale[t] = max_k |x[t, k]| / 448          q[t, k] = x[t, k] / scale[t]
 """

@@ -1,7 +1,8 @@
 """8-bit values and the scales that turn them back: value = q * scale.
 
-Static: one scale a tensor, from calibration, float32[1]. Per token: one a row, float32[T, 1], computed where the
-row is produced. e4m3 keeps its relative precision over 2^15, so one scale a weight matrix is as good as one a row.
+Static: one scale a tensor, from calibration, float32[1]. Per token: one a row, float32[T, 1], computed
+where the row is produced. e4m3 keeps its relative precision over 2^15, so one scale a weight matrix is as
+good as one a row.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ float32 inside, one rounding at the end. What they say is what a kernel must com
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -38,8 +40,8 @@ def silu_mul(gate_up: Tensor, scale: Tensor | None, quantise: str) -> tuple[Tens
 
 
 def head_norm_rope(
-    qkv: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, q_weight: Tensor | None, k_weight: Tensor | None,
-    heads: int, kv_heads: int, eps: float, q_scale: float,
+    qkv: Tensor, positions: Tensor, cos: Tensor, sin: Tensor,
+    q_weight: Tensor | None, k_weight: Tensor | None, heads: int, kv_heads: int, eps: float, q_scale: float,
 ) -> Tensor:  # fmt: skip
     head_dim = 2 * cos.shape[1]
     c, s = cos[positions.long()][:, None], sin[positions.long()][:, None]
@@ -61,7 +63,7 @@ def attention_tiles(
     borders = cu_seqlens.tolist()
     rows = [
         (first, stop - first, at, 0)
-        for first, stop in zip(borders, borders[1:], strict=False)
+        for first, stop in pairwise(borders)
         for at in range(0, stop - first, tokens)
     ]
     rows.sort(key=lambda row: -row[2])  # stable: samples stay in order
@@ -75,11 +77,11 @@ def attention_tiles(
 def varlen_attention(
     q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, cu_seqlens: Tensor, scale: Tensor | None
 ) -> Tensor:
-    """Softmax in base 2 over each sample's earlier tokens; rows of no sample are zero here, unwritten there."""
+    """Softmax in base 2 over each sample's earlier tokens; rows of no sample are zero here."""
     group = q.shape[1] // k.shape[1]
     out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     borders = cu_seqlens.tolist()
-    for start, stop in zip(borders, borders[1:], strict=False):
+    for start, stop in pairwise(borders):
         rows = slice(start, stop)
         keys, values = (x[rows].float().repeat_interleave(group, dim=1) for x in (k, v))
         scores = torch.einsum("thd,shd->hts", q[rows].float(), keys) * 0.6931471805599453  # ln 2

@@ -51,8 +51,8 @@ def _head_norm_rope(
 
 
 def _allocate(
-    qkv: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, q_weight: Tensor | None, k_weight: Tensor | None,
-    heads: int, kv_heads: int, eps: float, q_scale: float,
+    qkv: Tensor, positions: Tensor, cos: Tensor, sin: Tensor,
+    q_weight: Tensor | None, k_weight: Tensor | None, heads: int, kv_heads: int, eps: float, q_scale: float,
 ) -> Tensor:  # fmt: skip
     return torch.empty(
         (qkv.shape[0], (heads + kv_heads) * 2 * cos.shape[1]), dtype=qkv.dtype, device=qkv.device
@@ -61,16 +61,16 @@ def _allocate(
 
 @register("head_norm_rope", allocate=_allocate, cpu=reference.head_norm_rope)
 def _launch(
-    qkv: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, q_weight: Tensor | None, k_weight: Tensor | None,
-    heads: int, kv_heads: int, eps: float, q_scale: float,
+    qkv: Tensor, positions: Tensor, cos: Tensor, sin: Tensor,
+    q_weight: Tensor | None, k_weight: Tensor | None, heads: int, kv_heads: int, eps: float, q_scale: float,
 ) -> Tensor:  # fmt: skip
     out = _allocate(qkv, positions, cos, sin, q_weight, k_weight, heads, kv_heads, eps, q_scale)
     norm = q_weight is not None and k_weight is not None
     block_heads = next_power_of_2(heads + kv_heads)
     half = cos.shape[1]
     wrap_triton(_head_norm_rope)[(qkv.shape[0],)](
-        qkv, positions, cos, sin, cos if q_weight is None else q_weight, cos if k_weight is None else k_weight,
-        out, cos.shape[0], HEADS=heads, KV_HEADS=kv_heads, BLOCK_HEADS=block_heads, HALF=half,
+        qkv, positions, cos, sin,
+        cos if q_weight is None else q_weight, cos if k_weight is None else k_weight, out, cos.shape[0], HEADS=heads, KV_HEADS=kv_heads, BLOCK_HEADS=block_heads, HALF=half,
         EPS=eps, Q_SCALE=q_scale, NORM=norm, num_warps=4 if block_heads * half >= 1024 else 2,
     )  # fmt: skip
     return out
@@ -82,7 +82,8 @@ def head_norm_rope(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """qkv[T, (heads + 2 kv_heads) * D] contiguous, positions int[T], tables cos and sin float32[P, D/2].
 
-    Returns q[T, heads, D], k[T, kv_heads, D] and v as a view of qkv. ValueError for a width that does not fit.
+    Returns q[T, heads, D], k[T, kv_heads, D] and v as a view of qkv. ValueError for a width that does not
+    fit.
     """
     cos, sin = tables
     head_dim = 2 * cos.shape[1]

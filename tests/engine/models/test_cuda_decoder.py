@@ -1,4 +1,5 @@
-"""The CUDA decoder on the CPU: bf16 equals the eager decoder, 8 bits stay near it, packed equals single, exports."""
+"""The CUDA decoder on the CPU: bf16 equals the eager decoder, 8 bits stay near it, packed equals single,
+exports."""
 
 from __future__ import annotations
 

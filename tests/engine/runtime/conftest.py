@@ -1,4 +1,5 @@
-"""CUDA graphs acted out on the CPU: a capture notes every operation, a replay runs them again on the same tensors.
+"""CUDA graphs acted out on the CPU: a capture notes every operation, a replay runs them again on the same
+tensors.
 
 Enough for the lanes' own logic on a machine without a device: which buffers, which graph, whose results.
 """
@@ -37,7 +38,9 @@ class ActedGraph:
 
     def replay(self) -> None:
         for func, args, kwargs, out in self._notes.calls:
-            given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if torch.is_tensor(x)}
+            given = {
+                x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if torch.is_tensor(x)
+            }
             for old, new in zip(tree_leaves(out), tree_leaves(func(*args, **kwargs)), strict=True):
                 if torch.is_tensor(old) and old.untyped_storage().data_ptr() not in given:
                     old.copy_(new)

@@ -29,7 +29,9 @@ def test_padding_of_the_benchmarks_mix(capacity: int) -> None:
     assert padded / tokens - 1 < 0.06
 
 
-@pytest.mark.parametrize("bounds", [BatchBounds(1, 1, 1), BatchBounds(3, 100, 50), BatchBounds(256, 8192, 512)])
+@pytest.mark.parametrize(
+    "bounds", [BatchBounds(1, 1, 1), BatchBounds(3, 100, 50), BatchBounds(256, 8192, 512)]
+)
 def test_every_batch_within_the_bounds_has_a_bucket(bounds: BatchBounds) -> None:
     buckets = make_buckets(bounds)
     for tokens in range(1, bounds.tokens + 1, 7):
@@ -42,7 +44,9 @@ def test_every_batch_within_the_bounds_has_a_bucket(bounds: BatchBounds) -> None
 
 
 def test_no_graph_for_more_samples_than_tokens() -> None:
-    assert all(bucket.samples <= 4 * bucket.tokens for bucket in make_buckets(BatchBounds(1024, 8192, 512)).all())
+    assert all(
+        bucket.samples <= 4 * bucket.tokens for bucket in make_buckets(BatchBounds(1024, 8192, 512)).all()
+    )
 
 
 def test_inputs_of_a_bucket_hold_the_batch_and_padding_of_no_sample() -> None:

@@ -1,4 +1,5 @@
-"""Lanes of graphs, acted out on the CPU: results by batch and head, fallbacks counted, errors at load and in use."""
+"""Lanes of graphs, acted out on the CPU: results by batch and head, fallbacks counted, errors at load and in
+use."""
 
 from __future__ import annotations
 
@@ -38,7 +39,13 @@ class TablePool(GraphLanePool):
 
 def make_pool(lanes: int = 2, kind: type[GraphLanePool] = TablePool) -> GraphLanePool:
     return kind(
-        Path("none/model.pt2"), WEIGHTS, BOUNDS, vocab_size=50, device=torch.device("cpu"), lanes=lanes, threads=1
+        Path("none/model.pt2"),
+        WEIGHTS,
+        BOUNDS,
+        vocab_size=50,
+        device=torch.device("cpu"),
+        lanes=lanes,
+        threads=1,
     )
 
 

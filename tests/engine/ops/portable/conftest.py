@@ -1,4 +1,4 @@
-"""Launches of every Triton operation at the shapes of real models, recorded on CPU tensors without a device."""
+"""Launches of every Triton operation at real models' shapes, recorded on CPU tensors without a device."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Case:
     def needs_e4m3(self) -> bool:
         return (
             self.module == "quantise"
-            or any("static" == a or "token" == a for a in self.args if isinstance(a, str))
+            or any(a in ("static", "token") for a in self.args if isinstance(a, str))
             or any(a.dtype == E4M3 or a.shape == (1,) for a in self.args if isinstance(a, torch.Tensor))
         )
 

@@ -1,4 +1,5 @@
-"""Every kernel compiles for sm_80 and sm_90 without a GPU, within the shared memory there, and spills nothing."""
+"""Every kernel compiles for sm_80 and sm_90 without a GPU, within the shared memory there, and spills
+nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Every kernel but the 8-bit ones against its oracle, run by Triton's interpreter on the CPU in its own process.
+"""Every kernel but the 8-bit ones against its oracle, run by Triton's interpreter on the CPU in its own
+process.
 
-The interpreter is chosen when a kernel is defined, so it cannot be switched on in a process that imported one.
+The interpreter is chosen when a kernel is defined, so it cannot be switched on in a process that imported
+one.
 """
 
 from __future__ import annotations

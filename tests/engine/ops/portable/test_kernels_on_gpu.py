@@ -1,4 +1,5 @@
-"""Every kernel on a real device against its oracle: poisoned outputs and padding, odd sizes, equal bits each run."""
+"""Every kernel on a real device against its oracle: poisoned outputs and padding, odd sizes, equal bits each
+run."""
 
 from __future__ import annotations
 
@@ -68,15 +69,16 @@ def scale_of(mode: str, value: torch.Tensor) -> torch.Tensor | None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("tokens", TOKENS)
-def test_norm(tokens: int, mode: str, shape: Any) -> None:
-    x, delta, weight = draw(tokens, shape[3]), draw(tokens, shape[3]), draw(shape[3])
-    for given in (delta, None):
-        scale = scale_of(mode, weight * 4)
-        total, out, rows = reference.add_rms_norm(x, given, weight, scale, 1e-6, mode)
-        want = dequantise(out, scale if mode == "static" else rows if mode == "token" else None)
-        check(lambda: add_rms_norm(x, given, weight, 1e-6, quantise=mode, scale=scale)[1], want)
-        if given is not None:
-            check(lambda: add_rms_norm(x, given, weight, 1e-6, quantise=mode, scale=scale)[0], total, 1e-9)
+@pytest.mark.parametrize("residual", [False, True])
+def test_norm(tokens: int, residual: bool, mode: str, shape: Any) -> None:
+    x, weight = draw(tokens, shape[3]), draw(shape[3])
+    delta = draw(tokens, shape[3]) if residual else None
+    scale = scale_of(mode, weight * 4)
+    total, out, rows = reference.add_rms_norm(x, delta, weight, scale, 1e-6, mode)
+    want = dequantise(out, scale if mode == "static" else rows if mode == "token" else None)
+    check(lambda: add_rms_norm(x, delta, weight, 1e-6, quantise=mode, scale=scale)[1], want)
+    if residual:
+        check(lambda: add_rms_norm(x, delta, weight, 1e-6, quantise=mode, scale=scale)[0], total, 1e-9)
 
 
 @pytest.mark.parametrize("mode", MODES)
