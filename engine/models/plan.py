@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 from engine.errors import ConfigError
 from engine.models.architecture import Architecture
+from engine.ops.portable.attention import HEAD_DIMS
 from engine.ops.portable.gate_up import serves_gate_up
 
 Precision = Literal["bf16", "fp8"]
 Scaling = Literal["static", "token"]
 MATRICES = ("qkv", "output", "gate_up", "down")
-HEAD_DIMS = (64, 128)
 FIRST_E4M3 = 89  # sm_89; 8-bit tensor cores before it are int8 only
 FIRST_ARCH = 80
 
@@ -55,6 +55,11 @@ class Plan:
         return cls(layers, values["scaling"], tuple(values["notes"]))
 
 
+def serves_cuda(architecture: Architecture) -> bool:
+    """Whether the operations here take the model at all; else it is compiled from the eager ones."""
+    return architecture.head_dim in HEAD_DIMS
+
+
 def choose_plan(architecture: Architecture, precision: Precision, *, arch: int, static: bool) -> Plan:
     """The plan for a device of capability `arch` (sm_90: 90); `static` where calibration gave scales.
 
@@ -63,7 +68,7 @@ def choose_plan(architecture: Architecture, precision: Precision, *, arch: int, 
     a = architecture
     if arch < FIRST_ARCH:
         raise ConfigError("device", f"sm_{arch}", f"CUDA packages need sm_{FIRST_ARCH} or later")
-    if a.head_dim not in HEAD_DIMS:
+    if not serves_cuda(a):
         raise ConfigError("head_dim", a.head_dim, f"CUDA attention serves {HEAD_DIMS}")
     notes: list[str] = []
     if precision == "fp8" and arch < FIRST_E4M3:

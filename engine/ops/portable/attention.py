@@ -14,6 +14,8 @@ from engine.ops.portable import reference
 from engine.ops.portable.language import jit, next_power_of_2, register, tl
 from engine.ops.portable.quantised import Activation, check_mode, empty_quantised
 
+HEAD_DIMS = (16, 32, 64, 128)  # what a tile of a tensor core and the registers allow
+
 
 def tile_rows(group: int) -> int:
     """Rows of a program: 64 where the group leaves at least 16 tokens of them, else 128."""
@@ -109,12 +111,12 @@ def varlen_attention(
     """q[T, heads, D], k and v [T, kv_heads, D] with any row stride, tiles of attention_tiles -> [T, heads *
     D].
 
-    scale float32[1]: e4m3 of out / scale. ValueError for a D other than 64 and 128 or heads that do not
+    scale float32[1]: e4m3 of out / scale. ValueError for a D not in HEAD_DIMS or heads that do not
     group.
     """
     check_mode("none" if scale is None else "static", scale)
-    if q.shape[2] not in (64, 128):
-        raise ValueError(f"head_dim = {q.shape[2]!r}: must be 64 or 128")
+    if q.shape[2] not in HEAD_DIMS:
+        raise ValueError(f"head_dim = {q.shape[2]!r}: must be one of {HEAD_DIMS}")
     if q.shape[1] % k.shape[1] != 0:
         raise ValueError(f"heads = {q.shape[1]!r}: must be a multiple of kv_heads = {k.shape[1]}")
     return Activation(_launch(q, k, v, tiles, cu_seqlens, scale), scale)

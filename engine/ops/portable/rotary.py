@@ -70,8 +70,9 @@ def _launch(
     half = cos.shape[1]
     wrap_triton(_head_norm_rope)[(qkv.shape[0],)](
         qkv, positions, cos, sin,
-        cos if q_weight is None else q_weight, cos if k_weight is None else k_weight, out, cos.shape[0], HEADS=heads, KV_HEADS=kv_heads, BLOCK_HEADS=block_heads, HALF=half,
-        EPS=eps, Q_SCALE=q_scale, NORM=norm, num_warps=4 if block_heads * half >= 1024 else 2,
+        cos if q_weight is None else q_weight, cos if k_weight is None else k_weight, out, cos.shape[0],
+        HEADS=heads, KV_HEADS=kv_heads, BLOCK_HEADS=block_heads, HALF=half, EPS=eps, Q_SCALE=q_scale,
+        NORM=norm, num_warps=4 if block_heads * half >= 1024 else 2,
     )  # fmt: skip
     return out
 
