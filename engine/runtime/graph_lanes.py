@@ -57,7 +57,7 @@ class GraphLanePool(LanePool):
     ) -> None:
         self._lanes: list[GraphLane] = []
         self._lane_bytes: list[int] = []
-        self._launching, self._seconds = Lock(), 0.0
+        self._launching, self._preparing, self._seconds = Lock(), Lock(), 0.0
         super().__init__(
             package, weights, bounds, vocab_size=vocab_size, device=device, lanes=lanes, threads=threads
         )
@@ -151,5 +151,6 @@ class GraphLanePool(LanePool):
             barrier.wait(_LOAD_S)
             work(self._mine.graphs)
 
-        for task in [self.executor.submit(once) for _ in range(self.num_lanes)]:
-            task.result()
+        with self._preparing:  # two at once would each hold a lane and wait for the other's
+            for task in [self.executor.submit(once) for _ in range(self.num_lanes)]:
+                task.result()

@@ -4,6 +4,7 @@ use."""
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -63,6 +64,21 @@ def test_results_are_those_of_the_batch_in_every_bucket() -> None:
         assert scores[:, 0].tolist() == [2.0 * sample[-1] for sample in samples]
         assert scores.dtype == torch.float32
         assert best.shape == (len(samples),)
+    assert pool.fallbacks == 0
+    pool.close()
+
+
+@pytest.mark.usefixtures("acted_cuda")
+def test_heads_prepared_by_two_threads_at_once() -> None:
+    pool = make_pool()
+    heads = [lambda hidden, i=i: (hidden * i,) for i in range(6)]
+    threads = [Thread(target=pool.prepare, args=(head,)) for head in heads]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert pool.executor.submit(pool.run, pack([[3]]), heads[2]).result()[0].tolist() == [[6.0] * 4]
     assert pool.fallbacks == 0
     pool.close()
 
