@@ -107,13 +107,13 @@ class GraphLanePool(LanePool):
     def _start(self, barrier: Barrier) -> None:
         try:
             with self._launching, torch.cuda.device(self._device):
-                self._open_lane()
+                self._open_graphs()
             barrier.wait(_LOAD_S)
         except BaseException:
             barrier.abort()  # the other lanes need not wait for this one
             raise
 
-    def _open_lane(self) -> None:
+    def _open_graphs(self) -> None:
         started, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         hidden_size = self._weights["norm.weight"].shape[0]
