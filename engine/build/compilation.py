@@ -21,7 +21,6 @@ from engine.packed import MIN_SAMPLES, BatchBounds
 _OPTIONS: dict[str, Any] = {
     "aot_inductor.package_constants_in_so": False,
     "cpp.dynamic_threads": True,  # the number of threads is a lane's, not the building machine's
-    "comprehensive_padding": False,  # strides as traced: our kernels were given them
 }
 
 
@@ -43,10 +42,12 @@ def export_decoder(decoder: nn.Module, bounds: BatchBounds, device: torch.device
         )
 
 
-def compile_package(exported: ExportedProgram, path: Path) -> None:
-    """Minutes of C++ compilation; writes `path`, a .pt2."""
+def compile_package(exported: ExportedProgram, path: Path, *, as_traced: bool = False) -> None:
+    """Minutes of C++ compilation; writes `path`, a .pt2. `as_traced`: no strides but those that kernels of our
+    own were traced with."""
+    options = _OPTIONS | ({"comprehensive_padding": False} if as_traced else {})
     with torch.no_grad(), _expected_warnings():
-        torch._inductor.aoti_compile_and_package(exported, package_path=str(path), inductor_configs=_OPTIONS)
+        torch._inductor.aoti_compile_and_package(exported, package_path=str(path), inductor_configs=options)
 
 
 @contextmanager

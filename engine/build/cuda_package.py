@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.build.calibration import calibrate
 from engine.build.compilation import compile_package, export_decoder
 from engine.build.probes import probe_samples
-from engine.build.spec import BuildSpec
+from engine.build.spec import BuildSpec, Precision
 from engine.manifest import PACKAGE, WEIGHTS
 from engine.models.checkpoint import Checkpoint
 from engine.models.cuda_decoder import CudaDecoder
@@ -27,7 +27,11 @@ from engine.packed import pack
 
 
 def write_cuda_package(
-    spec: BuildSpec, checkpoint: Checkpoint, folder: Path, progress: Callable[[str], None]
+    spec: BuildSpec,
+    precision: Precision,
+    checkpoint: Checkpoint,
+    folder: Path,
+    progress: Callable[[str], None],
 ) -> Plan:
     """Replaces the weights in `folder` by prepared ones and writes the package; the plan goes to the
     manifest."""
@@ -35,7 +39,7 @@ def write_cuda_package(
     stored = load_file(folder / WEIGHTS, device=spec.device)
     weights = {name: stored.pop(name) for name in checkpoint.weights}
     major, minor = torch.cuda.get_device_capability(device)
-    plan = choose_plan(architecture, spec.precision, arch=10 * major + minor, static=spec.scaling == "static")
+    plan = choose_plan(architecture, precision, arch=10 * major + minor, static=spec.scaling == "static")
     for note in plan.notes:
         progress(f"plan: {note}")
     scales = None
@@ -51,7 +55,7 @@ def write_cuda_package(
         CudaDecoder.from_weights(architecture, prepared, plan, spec.bounds), spec.bounds, device
     )
     progress("compiling the model")
-    compile_package(exported, folder / PACKAGE)
+    compile_package(exported, folder / PACKAGE, as_traced=True)
     save_file(_on_cpu(prepared | stored), folder / WEIGHTS)
     return plan
 

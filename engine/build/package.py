@@ -38,7 +38,7 @@ from engine.manifest import (
 )
 from engine.models.checkpoint import Checkpoint, load_checkpoint
 from engine.models.decoder import PackedDecoder
-from engine.models.plan import Plan, serves_cuda
+from engine.models.plan import Plan
 from engine.models.weights import LM_HEAD, SCORE, convert_weights
 from engine.runtime.graph_lanes import GraphLanePool
 from engine.runtime.lanes import LanePool
@@ -98,8 +98,8 @@ def _write_weights(spec: BuildSpec, checkpoint: Checkpoint, folder: Path) -> Non
 
 
 def _write_package(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, progress: Progress) -> Plan | None:
-    if spec.is_graphed and (spec.precision == "fp8" or serves_cuda(checkpoint.architecture)):
-        return write_cuda_package(spec, checkpoint, folder, progress)
+    if spec.precision is not None:
+        return write_cuda_package(spec, spec.precision, checkpoint, folder, progress)
     progress("exporting")
     device = torch.device(spec.device)
     weights = load_file(folder / WEIGHTS, device=spec.device)

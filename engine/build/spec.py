@@ -25,8 +25,9 @@ class BuildSpec:
     `bounds` are of one packed batch, which may hold several requests. `ignore_options` names options of the
     checkpoint's configuration that the user states to be without effect. `cache` keeps the native library.
 
-    `precision` is that of the matrices on CUDA; "fp8" needs sm_89. Its activations are scaled per tensor from
-    `calibration` texts ("static", the fastest) or per token as they are made.
+    `precision` asks for CUDA operations of our own, served from captured graphs, and is that of their matrices;
+    None: torch's operations. "fp8" needs sm_89. Its activations are scaled per tensor from `calibration` texts
+    ("static", the fastest) or per token as they are made.
     """
 
     model: Path
@@ -37,7 +38,7 @@ class BuildSpec:
     bounds: BatchBounds = field(default_factory=lambda: BatchBounds(256, 8192, 512))
     ignore_options: tuple[str, ...] = ()
     cache: Path | None = None
-    precision: Precision = "bf16"
+    precision: Precision | None = None
     scaling: Scaling = "static"
     calibration: tuple[str, ...] = ()
 
@@ -51,13 +52,8 @@ class BuildSpec:
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("device", self.device, f"torch {torch.__version__} sees no CUDA device here")
 
-        if self.precision == "fp8" and not self.is_graphed:
+        if self.precision is not None and (self.device, self.dtype_name) != ("cuda", "bfloat16"):
             raise ConfigError("precision", self.precision, "needs device cuda and dtype bfloat16")
-
-    @property
-    def is_graphed(self) -> bool:
-        """Whether the package is built from CUDA operations and served from captured graphs."""
-        return self.device == "cuda" and self.dtype_name == "bfloat16"
 
     @property
     def dtype_name(self) -> Dtype:

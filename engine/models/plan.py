@@ -55,11 +55,6 @@ class Plan:
         return cls(layers, values["scaling"], tuple(values["notes"]))
 
 
-def serves_cuda(architecture: Architecture) -> bool:
-    """Whether the operations here take the model at all; else it is compiled from the eager ones."""
-    return architecture.head_dim in HEAD_DIMS
-
-
 def choose_plan(architecture: Architecture, precision: Precision, *, arch: int, static: bool) -> Plan:
     """The plan for a device of capability `arch` (sm_90: 90); `static` where calibration gave scales.
 
@@ -68,7 +63,7 @@ def choose_plan(architecture: Architecture, precision: Precision, *, arch: int, 
     a = architecture
     if arch < FIRST_ARCH:
         raise ConfigError("device", f"sm_{arch}", f"CUDA packages need sm_{FIRST_ARCH} or later")
-    if not serves_cuda(a):
+    if a.head_dim not in HEAD_DIMS:
         raise ConfigError("head_dim", a.head_dim, f"CUDA attention serves {HEAD_DIMS}")
     notes: list[str] = []
     if precision == "fp8" and arch < FIRST_E4M3:

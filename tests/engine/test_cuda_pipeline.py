@@ -38,9 +38,7 @@ PIPELINE: dict[str, Any] = {
 }
 
 
-def test_rows_on_cuda_are_those_on_the_cpu(
-    tiny_causal: TinyModel, tmp_path: Path, sample: type[Any]
-) -> None:
+def test_rows_on_cuda_are_those_on_the_cpu(tiny_causal: TinyModel, tmp_path: Path, sample: type[Any]) -> None:
     bounds = BatchBounds(samples=32, tokens=2048, tokens_per_sample=512)
     on_cuda = build_artifact(
         BuildSpec(tiny_causal.checkpoint, tmp_path / "cuda", "tiny", device="cuda", bounds=bounds)

@@ -63,8 +63,12 @@ def build(
         Dtype | None, typer.Option(help="float32 on a CPU and bfloat16 on CUDA without it.")
     ] = None,
     precision: Annotated[
-        Precision, typer.Option(help="Of the matrices on CUDA; fp8 needs sm_89 or later.")
-    ] = Precision.BF16,
+        Precision | None,
+        typer.Option(
+            help="CUDA: kernels of our own in captured graphs, matrices in this precision (fp8 needs sm_89). "
+            "Without it torch's kernels, no graphs."
+        ),
+    ] = None,
     scaling: Annotated[Scaling, typer.Option(help="How fp8 activations are scaled.")] = Scaling.STATIC,
     calibration: Annotated[
         Path | None,
@@ -94,7 +98,7 @@ def build(
         dtype=None if dtype is None else dtype.value,
         bounds=make_bounds(samples, tokens_per_request, tokens_per_sample),
         ignore_options=tuple(ignore_option or ()),
-        precision=precision.value,
+        precision=None if precision is None else precision.value,
         scaling=scaling.value,
         calibration=() if calibration is None else tuple(calibration.read_text("utf-8").splitlines()),
     )
