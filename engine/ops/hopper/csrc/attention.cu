@@ -1,0 +1,284 @@
+// Causal attention over packed samples (see attention.py for the formula). A work item is 64 tokens of one sample and two q heads of
+// one kv head, one warpgroup a q head; blocks are persistent and take the items that plan.cu dealt them. TMA loads run ahead across
+// items: two key/value buffers and the next q. Probabilities stay in registers (they are the second product's A operand).
+// Two blocks fit an SM. No block waits for another one.
+#include "launch.cuh"
+#include "numbers.cuh"
+#include "pipeline.cuh"
+#include "wgmma.cuh"
+
+namespace boundgen {
+
+constexpr float kMasked = -1e30f;  // finite, so that a row never subtracts infinities
+
+struct AttentionParams {  // the tensor map brings its alignment along
+  CUtensorMap qkv;
+  const int4* items;   // (first row of the sample, its length, first token of the item, first q head | kv head << 16)
+  const int* offsets;  // block b takes items offsets[b] .. offsets[b + 1] - 1
+  void* out;           // [tokens, num_q D]
+  const float* scales; // [1]: what the output is multiplied with before it is quantised
+  int num_q, num_kv;
+};
+
+struct Item {
+  int start, length, token, q_head, kv_head;
+  __device__ __forceinline__ explicit Item(int4 v) : start(v.x), length(v.y), token(v.z), q_head(v.w & 0xffff), kv_head(v.w >> 16) {}
+  __device__ __forceinline__ int blocks() const { return (token >> 6) + 1; }
+};
+
+template <int D> struct AttentionLayout {
+  static constexpr int kHead = 64 * D * 2;  // 64 rows of one head: D / 64 boxes of 8 KiB
+  static constexpr int kQuery = 2 * kHead, kStage = 2 * kHead;  // a stage: keys, then values
+  static constexpr int kShared = kQuery + 2 * kStage + 1024;
+};
+
+template <int D> struct Loads {  // what thread 0 does; its cursor runs ahead of the consumers. Items are read again rather than kept: registers are short
+  const AttentionParams& p;
+  uint32_t base, q_full;
+  int next, block = 0;
+  __device__ __forceinline__ Loads(const AttentionParams& p_, uint32_t base_, uint32_t bars, int first) : p(p_), base(base_), q_full(bars), next(first) {}
+  __device__ __forceinline__ void head(uint32_t dst, int column_head, int row, uint32_t bar) const {
+#pragma unroll
+    for (int c = 0; c < D / 64; c++) load_tile(dst + c * 8192, &p.qkv, (column_head * D + c * 64) * 2, row, bar);
+  }
+  __device__ __forceinline__ void query(int item) const {
+    const Item i(__ldg(p.items + item));
+    barrier_expect(q_full, AttentionLayout<D>::kQuery);
+    head(base, i.q_head, i.start + i.token, q_full);
+    head(base + AttentionLayout<D>::kHead, i.q_head + 1, i.start + i.token, q_full);  // past an odd group: a neighbour's head, not stored
+  }
+  __device__ __forceinline__ void key_value(int s, int end) {  // the next block, if any, into stage s
+    if (next >= end) return;
+    const Item i(__ldg(p.items + next));
+    const int row = i.start + 64 * block;
+    const uint32_t dst = base + AttentionLayout<D>::kQuery + s * AttentionLayout<D>::kStage, k_full = q_full + 8 + 8 * s, v_full = q_full + 24 + 8 * s;
+    barrier_expect(k_full, AttentionLayout<D>::kHead);
+    head(dst, p.num_q + i.kv_head, row, k_full);
+    barrier_expect(v_full, AttentionLayout<D>::kHead);
+    head(dst + AttentionLayout<D>::kHead, p.num_q + p.num_kv + i.kv_head, row, v_full);
+    if (++block == i.blocks()) {
+      block = 0;
+      next++;
+    }
+  }
+};
+
+// One row pair of a warpgroup's 64 x D output, softmax state included. Rows row and row + 8 of the item.
+template <int D> struct Accumulator {
+  float o[D / 2], peak[2], total[2];
+  __device__ __forceinline__ void reset() {
+#pragma unroll
+    for (int i = 0; i < D / 2; i++) o[i] = 0.f;
+    peak[0] = peak[1] = kMasked;
+    total[0] = total[1] = 0.f;
+  }
+  // scores: base-2 logits of 64 keys. Leaves the packed probabilities, and rescales what was summed before.
+  __device__ __forceinline__ void softmax(const float (&s)[32], uint32_t (&probabilities)[16], bool started) {
+    float a = s[0], b = s[2];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      a = fmaxf(a, fmaxf(s[4 * i], s[4 * i + 1]));
+      b = fmaxf(b, fmaxf(s[4 * i + 2], s[4 * i + 3]));
+    }
+    a = fmaxf(peak[0], quad_max(a));
+    b = fmaxf(peak[1], quad_max(b));
+    const float fade0 = exp2_approx(peak[0] - a), fade1 = exp2_approx(peak[1] - b);
+    peak[0] = a;
+    peak[1] = b;
+    float sum0 = 0.f, sum1 = 0.f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const float e0 = exp2_approx(s[4 * i] - a), e1 = exp2_approx(s[4 * i + 1] - a);
+      const float e2 = exp2_approx(s[4 * i + 2] - b), e3 = exp2_approx(s[4 * i + 3] - b);
+      sum0 += e0 + e1;
+      sum1 += e2 + e3;
+      probabilities[2 * i] = pack_bf16(e0, e1);
+      probabilities[2 * i + 1] = pack_bf16(e2, e3);
+    }
+    total[0] = total[0] * fade0 + sum0;
+    total[1] = total[1] * fade1 + sum1;
+    if (started) {
+#pragma unroll
+      for (int i = 0; i < D / 8; i++) {
+        o[4 * i] *= fade0;
+        o[4 * i + 1] *= fade0;
+        o[4 * i + 2] *= fade1;
+        o[4 * i + 3] *= fade1;
+      }
+    }
+  }
+  // A head's outputs are stored in the order layout.attention_columns(): D / 4 contiguous values a thread.
+  template <class Out> __device__ __forceinline__ void store(void* out, size_t offset, size_t row_stride, float scale, bool valid0, bool valid1) {
+    const float f[2] = {scale / quad_sum(total[0]), scale / quad_sum(total[1])};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const bool valid = i ? valid1 : valid0;
+      uint8_t* dst = static_cast<uint8_t*>(out) + (offset + i * 8 * row_stride) * Out::kBytes;
+#pragma unroll
+      for (int z = 0; z < D * Out::kBytes / 64; z++) {
+        uint32_t u[4];
+#pragma unroll
+        for (int y = 0; y < 4; y++) {
+          if constexpr (Out::kBytes == 1) {
+            const float* v = o + 32 * z + 8 * y + 2 * i;
+            u[y] = E4m3::pack4(v[0] * f[i], v[1] * f[i], v[4] * f[i], v[5] * f[i]);
+          } else {
+            const float* v = o + 16 * z + 4 * y + 2 * i;
+            u[y] = pack_bf16(v[0] * f[i], v[1] * f[i]);
+          }
+        }
+        if (valid) *reinterpret_cast<uint4*>(dst + 16 * z) = make_uint4(u[0], u[1], u[2], u[3]);
+      }
+    }
+  }
+};
+
+template <int D> __device__ __forceinline__ void score(float (&s)[32], uint64_t q, uint64_t k) {
+  mma_fence();
+#pragma unroll
+  for (int i = 0; i < D / 16; i++) mma_scores(s, q + (i & 3) * 2 + (i >> 2) * 512, k + (i & 3) * 2 + (i >> 2) * 512, i != 0);
+  mma_commit();
+  mma_wait<0>();
+}
+template <int D> __device__ __forceinline__ void accumulate(float (&o)[D / 2], const uint32_t (&p)[16], uint64_t v) {
+  mma_fence();
+#pragma unroll
+  for (int i = 0; i < 4; i++) mma_values(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], v + 128 * i, 1);
+  mma_commit();
+  mma_wait<0>();
+}
+// The last block of an item holds the diagonal: keys after the row's own token. It hides the next sample's rows too.
+__device__ __forceinline__ void mask_after(float (&s)[32], int key, int row) {
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    const int n = key + 8 * i;
+    if (n > row) s[4 * i] = kMasked;
+    if (n + 1 > row) s[4 * i + 1] = kMasked;
+    if (n > row + 8) s[4 * i + 2] = kMasked;
+    if (n + 1 > row + 8) s[4 * i + 3] = kMasked;
+  }
+}
+
+template <int D, class Out> __global__ void __launch_bounds__(256, 2) attention_kernel(const __grid_constant__ AttentionParams p) {
+  using Layout = AttentionLayout<D>;
+  extern __shared__ uint8_t raw[];
+  __shared__ __align__(8) uint64_t barriers[8];
+  const uint32_t base = (shared_address(raw) + 1023) & ~1023u, q_full = shared_address(barriers), k_full = q_full + 8, v_full = q_full + 24,
+                 free_ = q_full + 40, q_free = q_full + 56;
+  if (threadIdx.x == 0) {
+    barrier_init(q_full, 1);
+    barrier_init(q_free, 2);
+    for (int s = 0; s < 2; s++) {
+      barrier_init(k_full + 8 * s, 1);
+      barrier_init(v_full + 8 * s, 1);
+      barrier_init(free_ + 8 * s, 2);
+    }
+    barrier_init_fence();
+    prefetch_map(&p.qkv);
+  }
+  __syncthreads();
+  allow_dependents();
+  // The work list may be read before the wait: plan_kernel never lets a dependent start early, so it ended before the kernel ahead of us began.
+  const int first = __ldg(p.offsets + blockIdx.x), end = __ldg(p.offsets + blockIdx.x + 1);
+  if (first >= end) {
+    wait_for_predecessors();
+    return;
+  }
+  Loads<D> loads(p, base, q_full, first);
+  wait_for_predecessors();
+  if (threadIdx.x == 0) {
+    loads.query(first);
+    loads.key_value(0, end);
+    loads.key_value(1, end);
+  }
+  __syncwarp();
+  const int group = threadIdx.x >> 7, thread = threadIdx.x & 127, lane = thread & 31, q = lane & 3, lane_row = (thread >> 5) * 16 + (lane >> 2);
+  const float scale = __ldg(p.scales);
+  const uint64_t query = operand_descriptor(base + group * Layout::kHead);
+  int done = 0;
+  for (int i = first; i < end; i++) {
+    const int token = __ldg(&p.items[i].z), r = token + lane_row, blocks = (token >> 6) + 1;
+    Accumulator<D> acc;
+    acc.reset();
+    barrier_wait(q_full, (i - first) & 1);
+    for (int j = 0; j < blocks; j++, done++) {
+      const int s = done & 1, parity = (done >> 1) & 1;
+      const uint32_t stage = base + Layout::kQuery + s * Layout::kStage;
+      float scores[32];
+      barrier_wait(k_full + 8 * s, parity);
+      score<D>(scores, query, operand_descriptor(stage));
+      if (j == blocks - 1) {
+        if (i + 1 < end) {  // q is read: the next item's may come
+          if (thread == 0) barrier_arrive(q_free);
+          if (threadIdx.x == 0) {
+            barrier_wait(q_free, (i - first) & 1);
+            loads.query(i + 1);
+          }
+          __syncwarp();
+        }
+        mask_after(scores, 64 * j + 2 * q, r);
+      }
+      uint32_t probabilities[16];
+      acc.softmax(scores, probabilities, j > 0);
+      barrier_wait(v_full + 8 * s, parity);
+      accumulate<D>(acc.o, probabilities, operand_descriptor(stage + Layout::kHead, 512));
+      if (thread == 0) barrier_arrive(free_ + 8 * s);
+      if (threadIdx.x == 0 && loads.next < end) {
+        barrier_wait(free_ + 8 * s, parity);
+        loads.key_value(s, end);
+      }
+      __syncwarp();
+    }
+    const Item item(__ldg(p.items + i));
+    const int head = item.q_head + group;
+    const bool mine = head < (item.kv_head + 1) * (p.num_q / p.num_kv);
+    const size_t stride = static_cast<size_t>(p.num_q) * D;
+    acc.template store<Out>(p.out, (item.start + r) * stride + head * D + (D / 4) * q, stride, scale, mine && r < item.length, mine && r + 8 < item.length);
+  }
+}
+
+struct AttentionCall {  // mirrored by library.AttentionCall
+  const void* qkv;
+  const void* items;
+  const void* offsets;
+  void* out;
+  const void* scales;
+  int tokens, num_q, num_kv, head_dim, output, num_blocks, dependent;
+  cudaStream_t stream;
+};
+
+template <int D, class Out> static int launch_attention(const AttentionCall& c) {
+  AttentionParams p = {};
+  const int e = encode_map(&p.qkv, c.qkv, c.tokens, (c.num_q + 2 * c.num_kv) * D * 2, 64);
+  if (e) return e;
+  p.items = static_cast<const int4*>(c.items);
+  p.offsets = static_cast<const int*>(c.offsets);
+  p.out = c.out;
+  p.scales = static_cast<const float*>(c.scales);
+  p.num_q = c.num_q;
+  p.num_kv = c.num_kv;
+  const auto kernel = attention_kernel<D, Out>;
+  const cudaError_t r = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, AttentionLayout<D>::kShared);
+  if (r != cudaSuccess) return r;
+  Attributes attributes;
+  if (c.dependent) attributes.dependent();
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(c.num_blocks);
+  config.blockDim = dim3(256);
+  config.dynamicSmemBytes = AttentionLayout<D>::kShared;
+  config.stream = c.stream;
+  config.attrs = attributes.list;
+  config.numAttrs = attributes.count;
+  return cudaLaunchKernelEx(&config, kernel, p);
+}
+
+}  // namespace boundgen
+
+using namespace boundgen;
+extern "C" __attribute__((visibility("default"))) int attention(const AttentionCall* c) {
+  const bool small = c->output == E4m3::kCode;
+  if (!small && c->output != Bf16::kCode) return kErrorNoVariant;
+  if (c->head_dim == 128) return small ? launch_attention<128, E4m3>(*c) : launch_attention<128, Bf16>(*c);
+  if (c->head_dim == 64) return small ? launch_attention<64, E4m3>(*c) : launch_attention<64, Bf16>(*c);
+  return kErrorNoVariant;
+}
