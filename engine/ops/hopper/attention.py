@@ -12,19 +12,36 @@ import torch
 from torch import Tensor
 
 from engine.ops.hopper.layout import attention_columns
-from engine.ops.hopper.library import ELEMENT_CODES, AttentionCall, call, check, check_element, current_stream, pointer
+from engine.ops.hopper.library import (
+    ELEMENT_CODES,
+    AttentionCall,
+    call,
+    check,
+    check_element,
+    current_stream,
+    pointer,
+)
 from engine.ops.hopper.quantise import quantise
 
 
 @torch.library.custom_op("boundgen::hopper_attention", mutates_args=(), device_types="cuda")
 def attention(
-    library: str, qkv: Tensor, items: Tensor, offsets: Tensor, scales: Tensor, num_q: int, num_kv: int, output: torch.dtype
+    library: str,
+    qkv: Tensor,
+    items: Tensor,
+    offsets: Tensor,
+    scales: Tensor,
+    num_q: int,
+    num_kv: int,
+    output: torch.dtype,
 ) -> Tensor:
     """qkv bf16[T, (num_q + 2 num_kv) D], work list of hopper_plan, scales float32[1+] -> [T, num_q D] of type `output`."""
     check_element("output", output)
     tokens, head_dim = qkv.shape[0], qkv.shape[1] // (num_q + 2 * num_kv)
     if head_dim not in (64, 128) or num_q % num_kv:
-        raise ValueError(f"head size {head_dim}, num_q {num_q}, num_kv {num_kv}: wanted 64 or 128, num_q % num_kv == 0")
+        raise ValueError(
+            f"head size {head_dim}, num_q {num_q}, num_kv {num_kv}: wanted 64 or 128, num_q % num_kv == 0"
+        )
     check("qkv", qkv, (-1, (num_q + 2 * num_kv) * head_dim), torch.bfloat16)
     check("items", items, (-1, 4), torch.int32)
     check("offsets", offsets, (-1,), torch.int32)
@@ -38,14 +55,28 @@ def attention(
 
 @attention.register_fake
 def _(
-    library: str, qkv: Tensor, items: Tensor, offsets: Tensor, scales: Tensor, num_q: int, num_kv: int, output: torch.dtype
+    library: str,
+    qkv: Tensor,
+    items: Tensor,
+    offsets: Tensor,
+    scales: Tensor,
+    num_q: int,
+    num_kv: int,
+    output: torch.dtype,
 ) -> Tensor:
     return qkv.new_empty((qkv.shape[0], qkv.shape[1] // (num_q + 2 * num_kv) * num_q), dtype=output)
 
 
 @attention.register_kernel("cpu")
 def attention_reference(
-    library: str, qkv: Tensor, items: Tensor, offsets: Tensor, scales: Tensor, num_q: int, num_kv: int, output: torch.dtype
+    library: str,
+    qkv: Tensor,
+    items: Tensor,
+    offsets: Tensor,
+    scales: Tensor,
+    num_q: int,
+    num_kv: int,
+    output: torch.dtype,
 ) -> Tensor:
     """The oracle: item by item from the same work list, plain torch. Rows that no item covers stay unwritten (NaN in bf16)."""
     tokens, head_dim = qkv.shape[0], qkv.shape[1] // (num_q + 2 * num_kv)

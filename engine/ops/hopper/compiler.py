@@ -2,7 +2,7 @@
 
 Contract: deterministic by content. The library's name carries a digest of every source, the flags and nvcc's version; a library that
 is there is taken as it is. Register spills, a serialised wgmma or an ignored setmaxnreg are a failed build, not a slow kernel.
-nvcc is `NVCC`, else the one on PATH, else the one of the nvidia-cuda-nvcc wheel (extra `hopper`), else `NvccMissing`.
+nvcc is `NVCC`, else the one on PATH, else the one of the nvidia-cuda-nvcc wheel (extra `hopper`), else `NvccMissingError`.
 """
 
 import hashlib
@@ -19,14 +19,16 @@ from engine.ops.hopper.wgmma import wgmma_header
 
 SOURCES = Path(__file__).parent / "csrc"
 ELEMENTS = ("E4m3", "Bf16")
-ARCH = ("-gencode=arch=compute_90a,code=sm_90a",)  # the shorthand -arch=sm_90a makes some nvcc releases add a plain sm_90 pass
+ARCH = (
+    "-gencode=arch=compute_90a,code=sm_90a",
+)  # the shorthand -arch=sm_90a makes some nvcc releases add a plain sm_90 pass
 FLAGS = ("-O3", "-std=c++17", "-lineinfo", "-Xptxas", "-v", "-Xcompiler", "-fPIC,-fvisibility=hidden")
 # What ptxas says when code would be right but slow.
 SLOW = re.compile(r"setmaxnreg.*ignored|wgmma.*serialized|C7508|C7510", re.IGNORECASE)
 SPILL = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
-class NvccMissing(RuntimeError):
+class NvccMissingError(RuntimeError):
     """No CUDA compiler was found."""
 
 
@@ -35,7 +37,7 @@ class CompileError(RuntimeError):
 
 
 def find_nvcc() -> Path:
-    """Path of nvcc. Raises NvccMissing with what to install."""
+    """Path of nvcc. Raises NvccMissingError with what to install."""
     named = os.environ.get("NVCC")
     found = named or shutil.which("nvcc")
     if found and Path(found).exists():
@@ -43,7 +45,9 @@ def find_nvcc() -> Path:
     wheel = Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "cu13" / "bin" / "nvcc"
     if wheel.exists():
         return wheel
-    raise NvccMissing(f"no nvcc (NVCC={named!r}, none on PATH, none at {wheel}): install nvidia-cuda-nvcc and nvidia-cuda-runtime")
+    raise NvccMissingError(
+        f"no nvcc (NVCC={named!r}, none on PATH, none at {wheel}): install nvidia-cuda-nvcc and nvidia-cuda-runtime"
+    )
 
 
 def _version(nvcc: Path) -> str:
@@ -79,7 +83,7 @@ def _compile(nvcc: Path, source: str, defines: tuple[str, ...], include: Path, o
 def build_library(folder: Path, *, threads: int = 2) -> tuple[Path, str]:
     """Compile into `folder` (made if missing) unless a library of the same content is there.
 
-    Returns (path, ptxas report; empty when nothing was compiled). About a minute on two cores. Raises NvccMissing, CompileError.
+    Returns (path, ptxas report; empty when nothing was compiled). About a minute on two cores. Raises NvccMissingError, CompileError.
     """
     nvcc = find_nvcc()
     library = folder / f"hopper-{digest(nvcc)}.so"

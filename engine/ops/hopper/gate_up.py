@@ -30,7 +30,14 @@ from engine.ops.hopper.quantise import quantise
 
 @torch.library.custom_op("boundgen::hopper_gate_up", mutates_args=(), device_types="cuda")
 def gate_up(
-    library: str, a: Tensor, partials: Tensor, w: Tensor, scales: Tensor, eps: float, output: torch.dtype, max_sms: int = 0
+    library: str,
+    a: Tensor,
+    partials: Tensor,
+    w: Tensor,
+    scales: Tensor,
+    eps: float,
+    output: torch.dtype,
+    max_sms: int = 0,
 ) -> Tensor:
     """a [T, H], partials float32[T, 8], w [2 I, H], scales float32[2] -> h [T, I] of type `output`."""
     check_element("a", a.dtype)
@@ -53,14 +60,28 @@ def gate_up(
 
 @gate_up.register_fake
 def _(
-    library: str, a: Tensor, partials: Tensor, w: Tensor, scales: Tensor, eps: float, output: torch.dtype, max_sms: int = 0
+    library: str,
+    a: Tensor,
+    partials: Tensor,
+    w: Tensor,
+    scales: Tensor,
+    eps: float,
+    output: torch.dtype,
+    max_sms: int = 0,
 ) -> Tensor:
     return a.new_empty((a.shape[0], w.shape[0] // 2), dtype=output)
 
 
 @gate_up.register_kernel("cpu")
 def gate_up_reference(
-    library: str, a: Tensor, partials: Tensor, w: Tensor, scales: Tensor, eps: float, output: torch.dtype, max_sms: int = 0
+    library: str,
+    a: Tensor,
+    partials: Tensor,
+    w: Tensor,
+    scales: Tensor,
+    eps: float,
+    output: torch.dtype,
+    max_sms: int = 0,
 ) -> Tensor:
     """The oracle: same arguments, plain torch."""
     r = torch.rsqrt(partials.sum(-1, keepdim=True) / a.shape[1] + eps)

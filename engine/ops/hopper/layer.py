@@ -50,12 +50,23 @@ def run_layer(
         library, _operand(x, x8, weights.qkv), partials, weights.qkv, weights.qkv_scales, weights.head_weight, weights.bias,
         *rope, *heads, shape.eps, head_eps, max_sms,
     )  # fmt: skip
-    a = attention(library, fused, batch.items, batch.offsets, weights.attention_scales, *heads, weights.o.dtype)
+    a = attention(
+        library, fused, batch.items, batch.offsets, weights.attention_scales, *heads, weights.o.dtype
+    )
     if last is not None:
         a, x = a[last], x[last]
     x, x8, partials = residual(library, a, weights.o, weights.o_scales, x, weights.gate_up.dtype, max_sms)
     operand = _operand(x, x8, weights.gate_up)
-    h = gate_up(library, operand, partials, weights.gate_up, weights.gate_up_scales, shape.eps, weights.down.dtype, max_sms)
+    h = gate_up(
+        library,
+        operand,
+        partials,
+        weights.gate_up,
+        weights.gate_up_scales,
+        shape.eps,
+        weights.down.dtype,
+        max_sms,
+    )
     y, y8, y_partials = residual(library, h, weights.down, weights.down_scales, x, next_operand, max_sms)
     return y, y8, y_partials
 

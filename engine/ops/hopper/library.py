@@ -12,7 +12,10 @@ import torch
 
 ELEMENT_CODES = {torch.float8_e4m3fn: 0, torch.bfloat16: 1}  # numbers.cuh: kCode
 ELEMENT_NAMES = {torch.float8_e4m3fn: "E4m3", torch.bfloat16: "Bf16"}
-_ERRORS = {9000: "the library holds no kernel of this shape", 9001: "the driver has no cuTensorMapEncodeTiled"}
+_ERRORS = {
+    9000: "the library holds no kernel of this shape",
+    9001: "the driver has no cuTensorMapEncodeTiled",
+}
 _LOADED: dict[str, ctypes.CDLL] = {}
 
 
@@ -65,7 +68,9 @@ class AttentionCall(_Call):
 class PlanCall(_Call):
     """batch.cu: PlanCall."""
 
-    _fields_ = _fields("p:cu_seqlens p:items p:offsets i:samples i:tokens i:num_q i:num_kv i:num_blocks p:stream")
+    _fields_ = _fields(
+        "p:cu_seqlens p:items p:offsets i:samples i:tokens i:num_q i:num_kv i:num_blocks p:stream"
+    )
 
 
 class RowsCall(_Call):
@@ -89,7 +94,9 @@ def call(library: str, entry: str, *arguments: ctypes.Structure | int) -> None:
     passed = [ctypes.byref(a) if isinstance(a, ctypes.Structure) else ctypes.c_int(a) for a in arguments]
     error = getattr(_LOADED[library], entry)(*passed)
     if error:
-        raise RuntimeError(f"{entry}: error {error} ({_ERRORS.get(error, 'cudaError, or 9100 + CUresult of the tensor map')})")
+        raise RuntimeError(
+            f"{entry}: error {error} ({_ERRORS.get(error, 'cudaError, or 9100 + CUresult of the tensor map')})"
+        )
 
 
 def pointer(tensor: torch.Tensor | None) -> int | None:
@@ -104,11 +111,15 @@ def current_stream(tensor: torch.Tensor) -> int:
 
 def check(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Raise ValueError unless `tensor` is contiguous, 16-byte aligned, of this shape and type (-1: any size)."""
-    fits = tensor.dim() == len(shape) and all(want in (-1, have) for want, have in zip(shape, tensor.shape, strict=True))
+    fits = tensor.dim() == len(shape) and all(
+        want in (-1, have) for want, have in zip(shape, tensor.shape, strict=True)
+    )
     if not fits or tensor.dtype != dtype:
         raise ValueError(f"{name} is {tuple(tensor.shape)} {tensor.dtype}, wanted {shape} {dtype}")
     if not tensor.is_contiguous() or tensor.data_ptr() % 16:
-        raise ValueError(f"{name} has strides {tensor.stride()}, address {tensor.data_ptr():#x}: wanted contiguous, 16-byte aligned")
+        raise ValueError(
+            f"{name} has strides {tensor.stride()}, address {tensor.data_ptr():#x}: wanted contiguous, 16-byte aligned"
+        )
 
 
 def check_element(name: str, dtype: torch.dtype) -> None:

@@ -23,29 +23,41 @@ def units(num_q: int, num_kv: int) -> int:
     return num_kv * math.ceil(num_q // num_kv / 2)
 
 
-def _new(cu_seqlens: Tensor, positions: Tensor, num_q: int, num_kv: int, num_blocks: int) -> tuple[Tensor, Tensor]:
+def _new(
+    cu_seqlens: Tensor, positions: Tensor, num_q: int, num_kv: int, num_blocks: int
+) -> tuple[Tensor, Tensor]:
     # A sample or the padding has at most tokens / 64 + 1 tiles.
     capacity = (positions.shape[0] // TILE + cu_seqlens.shape[0]) * units(num_q, num_kv)
     return cu_seqlens.new_empty(capacity, 4), cu_seqlens.new_empty(num_blocks + 1)
 
 
 @torch.library.custom_op("boundgen::hopper_plan", mutates_args=(), device_types="cuda")
-def plan(library: str, cu_seqlens: Tensor, positions: Tensor, num_q: int, num_kv: int, num_blocks: int) -> tuple[Tensor, Tensor]:
+def plan(
+    library: str, cu_seqlens: Tensor, positions: Tensor, num_q: int, num_kv: int, num_blocks: int
+) -> tuple[Tensor, Tensor]:
     """cu_seqlens int32[S + 1], positions [T] (for T alone) -> items int32[capacity, 4], offsets int32[num_blocks + 1].
 
     num_blocks: attention blocks to deal to; two a multiprocessor fill the chip.
     """
     check("cu_seqlens", cu_seqlens, (-1,), torch.int32)
     if cu_seqlens.shape[0] - 1 > MAX_SAMPLES or num_blocks < 1:
-        raise ValueError(f"cu_seqlens has {cu_seqlens.shape[0] - 1} samples, num_blocks {num_blocks}: wanted up to {MAX_SAMPLES}, at least 1")
+        raise ValueError(
+            f"cu_seqlens has {cu_seqlens.shape[0] - 1} samples, num_blocks {num_blocks}: wanted up to {MAX_SAMPLES}, at least 1"
+        )
     items, offsets = _new(cu_seqlens, positions, num_q, num_kv, num_blocks)
     sizes = (cu_seqlens.shape[0] - 1, positions.shape[0], num_q, num_kv, num_blocks)
-    call(library, "plan", PlanCall(pointer(cu_seqlens), pointer(items), pointer(offsets), *sizes, current_stream(cu_seqlens)))
+    call(
+        library,
+        "plan",
+        PlanCall(pointer(cu_seqlens), pointer(items), pointer(offsets), *sizes, current_stream(cu_seqlens)),
+    )
     return items, offsets
 
 
 @plan.register_fake
-def _(library: str, cu_seqlens: Tensor, positions: Tensor, num_q: int, num_kv: int, num_blocks: int) -> tuple[Tensor, Tensor]:
+def _(
+    library: str, cu_seqlens: Tensor, positions: Tensor, num_q: int, num_kv: int, num_blocks: int
+) -> tuple[Tensor, Tensor]:
     return _new(cu_seqlens, positions, num_q, num_kv, num_blocks)
 
 
@@ -57,7 +69,9 @@ def plan_reference(
     bounds, tokens = cu_seqlens.tolist(), positions.shape[0]
     ratio, pairs = num_q // num_kv, math.ceil(num_q // num_kv / 2)
     samples = list(zip(bounds[:-1], bounds[1:], strict=True))
-    by_tiles = sorted(samples, key=lambda s: -math.ceil((s[1] - s[0]) / TILE))  # stable, as the kernel's ranks are
+    by_tiles = sorted(
+        samples, key=lambda s: -math.ceil((s[1] - s[0]) / TILE)
+    )  # stable, as the kernel's ranks are
     longest = max((math.ceil((end - start) / TILE) for start, end in samples), default=0)
     work = [(s, e - s, TILE * t) for t in reversed(range(longest)) for s, e in by_tiles if e - s > TILE * t]
     work += [(s, min(TILE, tokens - s), 0) for s in range(bounds[-1], tokens, TILE)]

@@ -52,7 +52,9 @@ def qkv(  # noqa: PLR0913 - an exported graph passes tensors and numbers, not ob
     (m, k), head_dim = a.shape, head_weight.shape[1]
     n = (num_q + 2 * num_kv) * head_dim
     if head_dim not in (64, 128) or num_q % num_kv:
-        raise ValueError(f"head_weight has {head_dim} columns, num_q {num_q}, num_kv {num_kv}: wanted 64 or 128, num_q % num_kv == 0")
+        raise ValueError(
+            f"head_weight has {head_dim} columns, num_q {num_q}, num_kv {num_kv}: wanted 64 or 128, num_q % num_kv == 0"
+        )
     check("a", a, (-1, -1), a.dtype)
     check("partials", partials, (m, tiles.PARTIALS), torch.float32)
     check("w", w, (n, k), a.dtype)
@@ -65,7 +67,9 @@ def qkv(  # noqa: PLR0913 - an exported graph passes tensors and numbers, not ob
     check("positions", positions, (m,), torch.int64)
     out = a.new_empty((m, n), dtype=torch.bfloat16)
     tile = tiles.choose_width(m, n, k * a.element_size(), tiles.qkv_widths(head_dim), max_sms)
-    gemm = GemmCall(pointer(a), pointer(w), m, n, k, tile, ELEMENT_CODES[a.dtype], 0, max_sms, 1, current_stream(a))
+    gemm = GemmCall(
+        pointer(a), pointer(w), m, n, k, tile, ELEMENT_CODES[a.dtype], 0, max_sms, 1, current_stream(a)
+    )
     tensors = (partials, out, scales, head_weight, bias, cosines, sines, positions)
     epilogue = QkvParams(*map(pointer, tensors), 1 / k, eps, head_eps, num_q, num_kv, int(head_eps >= 0))
     call(library, f"qkv_{ELEMENT_NAMES[a.dtype]}", gemm, epilogue, head_dim)

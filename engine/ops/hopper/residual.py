@@ -38,7 +38,9 @@ def _tile(rows: int, width: int, depth_bytes: int, max_sms: int) -> int:
 
 
 @torch.library.custom_op("boundgen::hopper_residual", mutates_args=(), device_types="cuda")
-def residual(library: str, a: Tensor, w: Tensor, scales: Tensor, x: Tensor, operand: torch.dtype, max_sms: int = 0) -> Outputs:
+def residual(
+    library: str, a: Tensor, w: Tensor, scales: Tensor, x: Tensor, operand: torch.dtype, max_sms: int = 0
+) -> Outputs:
     """a [T, K] and w [H, K] of one element type, scales float32[2], x bf16[T, H] -> y bf16[T, H], x8, partials.
 
     operand: element type of the product that reads x8. max_sms: multiprocessors to use, 0 all.
@@ -64,7 +66,9 @@ def _new(x: Tensor, operand: torch.dtype) -> Outputs:
 
 
 @residual.register_fake
-def _(library: str, a: Tensor, w: Tensor, scales: Tensor, x: Tensor, operand: torch.dtype, max_sms: int = 0) -> Outputs:
+def _(
+    library: str, a: Tensor, w: Tensor, scales: Tensor, x: Tensor, operand: torch.dtype, max_sms: int = 0
+) -> Outputs:
     return _new(x, operand)
 
 

@@ -22,7 +22,13 @@ def _partials(x: Tensor) -> Tensor:
     return out
 
 
-def _launch(library: str, source: Tensor, ids: Tensor | None, outputs: tuple[Tensor | None, Tensor, Tensor], scales: Tensor) -> None:
+def _launch(
+    library: str,
+    source: Tensor,
+    ids: Tensor | None,
+    outputs: tuple[Tensor | None, Tensor, Tensor],
+    scales: Tensor,
+) -> None:
     x, x8, partials = outputs
     rows, width = partials.shape[0], source.shape[1]
     check("scales", scales, (-1,), torch.float32)
@@ -38,7 +44,9 @@ def _new(source: Tensor, rows: int, operand: torch.dtype) -> tuple[Tensor, Tenso
 
 
 @torch.library.custom_op("boundgen::hopper_embed", mutates_args=(), device_types="cuda")
-def embed(library: str, ids: Tensor, table: Tensor, scales: Tensor, operand: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def embed(
+    library: str, ids: Tensor, table: Tensor, scales: Tensor, operand: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
     """ids int64[T], table bf16[V, H] -> x bf16[T, H], x8 [T, H] (or [0] for operand bf16), partials float32[T, 8]."""
     check("ids", ids, (-1,), torch.int64)
     check("table", table, (-1, -1), torch.bfloat16)
@@ -49,14 +57,18 @@ def embed(library: str, ids: Tensor, table: Tensor, scales: Tensor, operand: tor
 
 
 @embed.register_kernel("cpu")
-def embed_reference(library: str, ids: Tensor, table: Tensor, scales: Tensor, operand: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def embed_reference(
+    library: str, ids: Tensor, table: Tensor, scales: Tensor, operand: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
     """The oracle: same arguments, plain torch."""
     x = table[ids]
     return x, *rows_reference(library, x, scales, operand)
 
 
 @embed.register_fake
-def _(library: str, ids: Tensor, table: Tensor, scales: Tensor, operand: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def _(
+    library: str, ids: Tensor, table: Tensor, scales: Tensor, operand: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
     return table.new_empty(ids.shape[0], table.shape[1]), *_new(table, ids.shape[0], operand)
 
 

@@ -45,13 +45,21 @@ class LayerShape:
         }
 
 
-def unsupported(shape: LayerShape, precision: dict[str, torch.dtype], capability: tuple[int, int] = (9, 0)) -> str | None:
+def unsupported(
+    shape: LayerShape, precision: dict[str, torch.dtype], capability: tuple[int, int] = (9, 0)
+) -> str | None:
     """Why a layer cannot run here, or None. precision: element type of each matrix; capability: the GPU's."""
     checks: list[tuple[bool, str]] = [
         (capability == (9, 0), f"the GPU's compute capability is {capability}, the kernels are for (9, 0)"),
         (shape.head_dim in (64, 128), f"head_dim {shape.head_dim} is neither 64 nor 128"),
-        (shape.rotary_dim in (None, shape.head_dim), f"rotary_dim {shape.rotary_dim} is not the whole head ({shape.head_dim})"),
-        (shape.num_q % shape.num_kv == 0, f"{shape.num_q} q heads do not divide into {shape.num_kv} kv heads"),
+        (
+            shape.rotary_dim in (None, shape.head_dim),
+            f"rotary_dim {shape.rotary_dim} is not the whole head ({shape.head_dim})",
+        ),
+        (
+            shape.num_q % shape.num_kv == 0,
+            f"{shape.num_q} q heads do not divide into {shape.num_kv} kv heads",
+        ),
         (shape.hidden % 32 == 0, f"hidden {shape.hidden} is no multiple of 32"),
         (bool(tiles.residual_widths(shape.hidden)), f"hidden {shape.hidden} is over {tiles.PARTIALS * 256}"),
         (shape.intermediate % 64 == 0, f"intermediate {shape.intermediate} is no multiple of 64"),

@@ -56,4 +56,9 @@ def deal(rows: int, width: int, tile: int, clusters: int) -> Iterator[tuple[int,
     for cluster in range(grid):
         for order, t in enumerate(range(cluster, num_tiles(rows, width, tile), grid)):
             for rank in range(CLUSTER):
-                yield cluster * CLUSTER + rank, ((t // tiles_n) * CLUSTER + rank) * ROWS, (t % tiles_n) * tile, order
+                yield (
+                    cluster * CLUSTER + rank,
+                    ((t // tiles_n) * CLUSTER + rank) * ROWS,
+                    (t % tiles_n) * tile,
+                    order,
+                )

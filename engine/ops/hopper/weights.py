@@ -67,7 +67,14 @@ def factor(largest: float, element: torch.dtype) -> float:
     return 1.0 if element == torch.bfloat16 else LARGEST[element] / (HEADROOM * max(largest, 1e-12))
 
 
-def store(w: Tensor, rows: Tensor, element: torch.dtype, *, columns: Tensor | None = None, fold: Tensor | None = None) -> tuple[Tensor, float]:
+def store(
+    w: Tensor,
+    rows: Tensor,
+    element: torch.dtype,
+    *,
+    columns: Tensor | None = None,
+    fold: Tensor | None = None,
+) -> tuple[Tensor, float]:
     """One matrix [N, K] in stored order and its scale: w ~ stored * scale."""
     w = w.float() if fold is None else w.float() * fold.float()
     w = w[rows.to(w.device)]
@@ -85,7 +92,11 @@ def head_weight(shape: LayerShape, source: LayerSource) -> Tensor:
 
 
 def prepare_layer(
-    shape: LayerShape, source: LayerSource, precision: Mapping[str, torch.dtype], factors: Factors, next_factor: float
+    shape: LayerShape,
+    source: LayerSource,
+    precision: Mapping[str, torch.dtype],
+    factors: Factors,
+    next_factor: float,
 ) -> LayerWeights:
     """precision: element type by matrix. next_factor: `Factors.qkv` of the layer after this one (1 after the last)."""
     heads = shape.num_q + 2 * shape.num_kv
