@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -73,21 +74,18 @@ def burst_ms(graph: torch.cuda.CUDAGraph, runs: int = 15) -> float:
 def sustained_ms(graphs: list[torch.cuda.CUDAGraph], seconds: float = 1.0) -> tuple[float, str]:
     """Time a round of replays (one of each graph, each on its own stream) back to back, and the card's clock and power meanwhile."""
     streams = [torch.cuda.Stream() for _ in graphs]
-    state, rounds, start = "", 0, time.perf_counter()
-    smi = subprocess.Popen(
-        ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    while time.perf_counter() - start < seconds:
-        for _ in range(8):
-            for stream, graph in zip(streams, graphs, strict=True):
-                with torch.cuda.stream(stream):
-                    graph.replay()
+    query = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader"]
+    sampler, rounds, start = None, 0, time.perf_counter()
+    while (spent := time.perf_counter() - start) < seconds:
+        if sampler is None and spent > seconds / 2:
+            sampler = subprocess.Popen(query, stdout=subprocess.PIPE, text=True)
+        for stream, graph in list(zip(streams, graphs, strict=True)) * 8:
+            with torch.cuda.stream(stream):
+                graph.replay()
         torch.cuda.synchronize()
         rounds += 8
     total = time.perf_counter() - start
-    state = smi.communicate()[0].strip()
+    state = sampler.communicate()[0].strip() if sampler else ""
     return total / rounds * 1e3, state
 
 
@@ -141,18 +139,21 @@ def bench_kernels(chain: Chain, tokens: int) -> dict[str, float]:
     return measured
 
 
-def bench_chain(chain: Chain, precision: str, tokens: int, kind: str) -> dict[str, float | str]:
-    """One graph of the whole model."""
+def bench_chain(
+    chain: Chain, precision: str, tokens: int, kind: str, chained: bool
+) -> dict[str, float | str]:
+    """One graph of the whole model; chained: the GEMMs of a layer in one launch."""
     lengths = [128] * (tokens // 128) if kind == "128" else mixed_lengths(tokens)
-    captured = chain.capture(chain.steps(chain.batch(lengths)))
+    captured = chain.capture(chain.steps(chain.batch(lengths), chained=chained))
     flops = useful_flops(chain.model, lengths)
     burst = burst_ms(captured.graph)
     sustained, state = sustained_ms([captured.graph])
     tera = {"burst": flops / burst / 1e9, "sustained": flops / sustained / 1e9}
     share = tera["sustained"] * 1e12 / PEAK[precision]
     say(
-        f"T={tokens:5} {kind:5} {precision}: burst {burst:7.3f} ms {tera['burst']:5.0f}, sustained {sustained:7.3f} ms "
-        f"{tera['sustained']:5.0f} useful TFLOP/s, mfu_weighted {share:.3f} [{state}]"
+        f"T={tokens:5} {kind:5} {precision} {'chained' if chained else 'apart  '}: burst {burst:7.3f} ms "
+        f"{tera['burst']:5.0f}, sustained {sustained:7.3f} ms {tera['sustained']:5.0f} useful TFLOP/s, "
+        f"mfu_weighted {share:.3f} [{state}]"
     )
     return {"burst_ms": burst, "sustained_ms": sustained, "state": state, **tera}
 
@@ -211,8 +212,9 @@ def main() -> None:
         if "kernels" in options.steps:
             result[f"kernels_us_{tokens}"] = bench_kernels(chain, tokens)
         if "chain" in options.steps:
-            for kind in ("128", "mixed"):
-                result[f"chain_{tokens}_{kind}"] = bench_chain(chain, options.precision, tokens, kind)
+            for kind, chained in product(options.kinds, (True, False)):
+                name = f"chain_{tokens}_{kind}_{'chained' if chained else 'apart'}"
+                result[name] = bench_chain(chain, options.precision, tokens, kind, chained)
         if "lanes" in options.steps and tokens <= 2048:
             result[f"lanes_{tokens}"] = bench_lanes(chain, tokens)
     say(json.dumps(result))

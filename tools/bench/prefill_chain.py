@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.ops.hopper.layer import Batch, Stream, run_layer
+from engine.ops.hopper.chain import scratch
+from engine.ops.hopper.layer import Batch, Stream, run_layers
 from engine.ops.hopper.plan import plan
 from engine.ops.hopper.rows import embed
 from engine.ops.hopper.weights import LayerWeights, prepare_layer
 from tools.bench.synthetic import ModelShape, Trace, plain_layer, random_source, rope_tables
 
+Inputs = tuple[Tensor, Tensor, Tensor]  # ids, positions, cu_seqlens
 VOCABULARY = 32768
 CALIBRATION = [128] * 4
 
@@ -25,6 +27,7 @@ class Captured:
 
     graph: torch.cuda.CUDAGraph
     x: Tensor
+    step: Callable[[], Tensor]  # keeps the static inputs alive
 
 
 class Chain:
@@ -61,7 +64,7 @@ class Chain:
             ).y
         return x
 
-    def batch(self, lengths: Sequence[int], seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    def batch(self, lengths: Sequence[int], seed: int = 1) -> Inputs:
         """Random ids int64[T], positions int64[T], cu_seqlens int32[S + 1]."""
         generator = torch.Generator(self.device).manual_seed(seed)
         ids = torch.randint(0, VOCABULARY, (sum(lengths),), generator=generator, device=self.device)
@@ -69,25 +72,20 @@ class Chain:
         return ids, positions, torch.tensor([0, *lengths], device=self.device).cumsum(0).int()
 
     def steps(
-        self, inputs: tuple[Tensor, Tensor, Tensor], *, max_sms: int = 0, last_only: bool = False
+        self, inputs: Inputs, *, max_sms: int = 0, last_only: bool = False, chained: bool = True
     ) -> Callable[[], Tensor]:
-        """A closure that enqueues one forward pass over static inputs."""
+        """A closure that enqueues one forward pass over static inputs. chained: GEMMs in one launch a layer."""
         ids, positions, cu_seqlens = inputs
-        shape = self.model.layer
+        shape, layers = self.model.layer, self.layers
         num_sms = max_sms or torch.cuda.get_device_properties(0).multi_processor_count
         last = cu_seqlens[1:].long() - 1 if last_only else None
 
         def step() -> Tensor:
             items, offsets = plan(self.library, cu_seqlens, positions, shape.num_q, shape.num_kv, 2 * num_sms)
+            work = scratch(self.library, positions, len(layers) - 1) if chained else None
             stream: Stream = embed(self.library, ids, self.table, self.first_scales, self.precision["qkv"])
-            batch = Batch(positions, items, offsets, *self.rope)
-            for index, weights in enumerate(self.layers):
-                ends = last if index == len(self.layers) - 1 else None
-                stream = run_layer(
-                    self.library, shape, weights, stream, batch,
-                    next_operand=self.precision["qkv"], last=ends, max_sms=max_sms,
-                )  # fmt: skip
-            return stream[0]
+            batch = Batch(positions, items, offsets, *self.rope, work, max_sms)
+            return run_layers(self.library, shape, layers, stream, batch, last=last)[0]
 
         return step
 
@@ -100,4 +98,4 @@ class Chain:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             x = step()
-        return Captured(graph, x)
+        return Captured(graph, x, step)

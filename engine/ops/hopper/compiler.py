@@ -90,7 +90,10 @@ def build_library(folder: Path, *, threads: int = 2) -> tuple[Path, str]:
     if library.exists():
         return library, ""
     folder.mkdir(parents=True, exist_ok=True)
-    units = [("gemm.cu", (f"-DELEMENT={e}",)) for e in ELEMENTS] + [("attention.cu", ()), ("batch.cu", ())]
+    units = [(f, (f"-DELEMENT={e}",)) for f in ("chain.cu", "gemm.cu") for e in ELEMENTS] + [
+        ("attention.cu", ()),
+        ("batch.cu", ()),
+    ]
     with tempfile.TemporaryDirectory(dir=folder) as scratch, ThreadPoolExecutor(threads) as pool:
         work = Path(scratch)
         (work / "wgmma.cuh").write_text(wgmma_header())

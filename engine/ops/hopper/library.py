@@ -7,6 +7,7 @@ under graph capture, on any thread. A failed launch is a RuntimeError that names
 
 import ctypes
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,7 +26,7 @@ class _Call(ctypes.Structure):
     KINDS = {"p": ctypes.c_void_p, "i": ctypes.c_int, "f": ctypes.c_float}  # noqa: RUF012 - ctypes wants plain classes
 
 
-def _fields(spec: str) -> list[tuple[str, type[ctypes.c_void_p] | type[ctypes.c_int] | type[ctypes.c_float]]]:
+def _fields(spec: str) -> list[tuple[str, Any]]:
     return [(name, _Call.KINDS[kind]) for kind, name in (part.split(":") for part in spec.split())]
 
 
@@ -56,6 +57,28 @@ class QkvParams(_Call):
     )
 
 
+class ChainCall(ctypes.Structure):
+    """chain.cuh: ChainCall."""
+
+    _fields_ = (
+        ("a", ctypes.c_void_p * 4),
+        ("w", ctypes.c_void_p * 4),
+        ("n", ctypes.c_int * 4),
+        ("k", ctypes.c_int * 4),
+        ("m", ctypes.c_int),
+        ("tile", ctypes.c_int),
+        ("head_dim", ctypes.c_int),
+        ("max_sms", ctypes.c_int),
+        ("dependent", ctypes.c_int),
+        ("scratch", ctypes.c_void_p),
+        ("stream", ctypes.c_void_p),
+        ("o", ResidualParams),
+        ("gate_up", GateUpParams),
+        ("down", ResidualParams),
+        ("qkv", QkvParams),
+    )
+
+
 class AttentionCall(_Call):
     """attention.cu: AttentionCall."""
 
@@ -71,6 +94,12 @@ class PlanCall(_Call):
     _fields_ = _fields(
         "p:cu_seqlens p:items p:offsets i:samples i:tokens i:num_q i:num_kv i:num_blocks p:stream"
     )
+
+
+class ClearCall(_Call):
+    """batch.cu: ClearCall."""
+
+    _fields_ = _fields("p:data i:bytes p:stream")
 
 
 class RowsCall(_Call):

@@ -15,6 +15,7 @@ STAGE_BYTES = 128
 # about 2 W: fitted to 256- against 128-wide tiles at T = 1024 .. 8192 of the 0.6B shape.
 STAGE_OVERHEAD = 40
 EPILOGUE = 2
+CHAIN_FILL = 0.7
 
 
 def num_tiles(rows: int, width: int, tile: int) -> int:
@@ -32,6 +33,17 @@ def choose_width(rows: int, width: int, depth_bytes: int, widths: Sequence[int],
         return waves * (stages * (tile + STAGE_OVERHEAD) + EPILOGUE * tile), -tile
 
     return min(widths, key=cost)
+
+
+def chain_width(rows: int, width: int, max_sms: int = 0) -> int:
+    """The width of o's and down's tiles in a chain, where a phase need not end on a full wave: least work among the widths that give
+    most clusters a tile, else the narrowest."""
+    clusters = (max_sms or NUM_SMS) // CLUSTER
+    enough = [
+        tile for tile in residual_widths(width) if num_tiles(rows, width, tile) >= CHAIN_FILL * clusters
+    ]
+    work = {tile: math.ceil(width / tile) * (tile + STAGE_OVERHEAD) for tile in enough}
+    return min(work, key=work.__getitem__) if work else min(residual_widths(width))
 
 
 def residual_widths(width: int) -> tuple[int, ...]:

@@ -139,6 +139,7 @@ template <int D> __device__ __forceinline__ void score(float (&s)[32], uint64_t 
   for (int i = 0; i < D / 16; i++) mma_scores(s, q + (i & 3) * 2 + (i >> 2) * 512, k + (i & 3) * 2 + (i >> 2) * 512, i != 0);
   mma_commit();
   mma_wait<0>();
+  mma_results(s);
 }
 template <int D> __device__ __forceinline__ void accumulate(float (&o)[D / 2], const uint32_t (&p)[16], uint64_t v) {
   mma_fence();
@@ -146,6 +147,7 @@ template <int D> __device__ __forceinline__ void accumulate(float (&o)[D / 2], c
   for (int i = 0; i < 4; i++) mma_values(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], v + 128 * i, 1);
   mma_commit();
   mma_wait<0>();
+  mma_results(o);
 }
 // The last block of an item holds the diagonal: keys after the row's own token. It hides the next sample's rows too.
 __device__ __forceinline__ void mask_after(float (&s)[32], int key, int row) {

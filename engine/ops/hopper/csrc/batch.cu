@@ -111,3 +111,11 @@ extern "C" __attribute__((visibility("default"))) int rows(const RowsCall* c) {
   rows_kernel<<<(c->rows + 7) / 8, 256, 0, c->stream>>>(*c);
   return cudaGetLastError();
 }
+
+struct ClearCall {  // mirrored by library.ClearCall
+  void* data;
+  int bytes;
+  cudaStream_t stream;
+};
+// A memset, so that no kernel after it can start before it has ended.
+extern "C" __attribute__((visibility("default"))) int clear(const ClearCall* c) { return cudaMemsetAsync(c->data, 0, c->bytes, c->stream); }

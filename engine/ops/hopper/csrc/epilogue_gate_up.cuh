@@ -18,6 +18,7 @@ template <int BN, class Out> struct GateUp {
 
   RowFactor factor;
   float scale, quantise;
+  __device__ __forceinline__ void begin(const Params&, const Fragment&) {}
   __device__ __forceinline__ void load(const Params& p, const Fragment& f) {
     factor.load(p.partials, f);
     scale = __ldg(p.scales);
@@ -53,16 +54,20 @@ template <int BN, class Out> struct GateUp {
     }
     if (valid) *reinterpret_cast<uint4*>(out) = make_uint4(o[0], o[1], o[2], o[3]);
   }
-  // silu(g) u = g u / (1 + exp(-g)): two instructions, exact enough for bf16 at the far negative side too.
+  // silu(g) u = g u / (1 + exp(-g)), exact enough for bf16 at the far negative side too. Two columns share a reciprocal: 1 / a =
+  // b / (a b); the exponent is cut so that a b stays finite (what it cuts is 2^-60 and rounds to nothing beside its row).
   __device__ __forceinline__ void store16(__nv_bfloat16* out, const float* a, float r, bool valid) const {
     const float exponent = -1.4426950408889634f * r, product = r * r;
 #pragma unroll
     for (int z = 0; z < 2; z++) {
       float h[8];
 #pragma unroll
-      for (int y = 0; y < 8; y++) {
-        const float g = a[32 * z + 4 * y], u = a[32 * z + 4 * y + 1];
-        h[y] = __fdividef(g * u * product, 1.f + exp2_approx(g * exponent));
+      for (int y = 0; y < 8; y += 2) {
+        const float* v = a + 32 * z + 4 * y;
+        const float d0 = 1.f + exp2_approx(fminf(v[0] * exponent, 60.f)), d1 = 1.f + exp2_approx(fminf(v[4] * exponent, 60.f));
+        const float inverse = __fdividef(product, d0 * d1);
+        h[y] = v[0] * v[1] * (d1 * inverse);
+        h[y + 1] = v[4] * v[5] * (d0 * inverse);
       }
       if (valid)
         *reinterpret_cast<uint4*>(out + 8 * z) = make_uint4(pack_bf16(h[0], h[1]), pack_bf16(h[2], h[3]), pack_bf16(h[4], h[5]), pack_bf16(h[6], h[7]));

@@ -31,21 +31,23 @@ template <int BN, int D> struct Qkv {
   RowFactor factor;
   float scale;
   int position[2];
-  uint4 c[kGroups], s[kGroups];
-  __device__ __forceinline__ void load_rotation(const Params& p, const Fragment& f, int i) {
-#pragma unroll
-    for (int g = 0; g < kGroups; g++) {
-      const int offset = position[i] * (D / 2) + 32 * g + 8 * f.q;
-      c[g] = __ldg(reinterpret_cast<const uint4*>(p.cosines + offset));
-      s[g] = __ldg(reinterpret_cast<const uint4*>(p.sines + offset));
-    }
+  uint4 c[2][kGroups], s[2][kGroups];
+  __device__ __forceinline__ void begin(const Params& p, const Fragment& f) {  // the tables' addresses hang on these loads
+    position[0] = static_cast<int>(__ldg(p.positions + f.safe[0]));
+    position[1] = static_cast<int>(__ldg(p.positions + f.safe[1]));
   }
   __device__ __forceinline__ void load(const Params& p, const Fragment& f) {
     factor.load(p.partials, f);
     scale = __ldg(p.scales);
-    position[0] = static_cast<int>(__ldg(p.positions + f.safe[0]));
-    position[1] = static_cast<int>(__ldg(p.positions + f.safe[1]));
-    if (f.col0 < (p.num_q + p.num_kv) * D) load_rotation(p, f, 0);
+    if (f.col0 >= (p.num_q + p.num_kv) * D) return;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+      for (int g = 0; g < kGroups; g++) {
+        const int offset = position[i] * (D / 2) + 32 * g + 8 * f.q;
+        c[i][g] = __ldg(reinterpret_cast<const uint4*>(p.cosines + offset));
+        s[i][g] = __ldg(reinterpret_cast<const uint4*>(p.sines + offset));
+      }
   }
   __device__ __forceinline__ void store(const Params& p, const Shared& shared, const Fragment& f, float (&acc)[BN / 2]) {
     const int rotated = (p.num_q + p.num_kv) * D;
@@ -62,19 +64,19 @@ template <int BN, int D> struct Qkv {
         }
         r = 1.f;
       }
-      if (i == 1 && f.col0 < rotated) load_rotation(p, f, 1);
 #pragma unroll
       for (int h = 0; h < BN / D; h++) {
         const int col = f.col0 + h * D;
         const bool stored = f.valid[i] && col < f.n;
         __nv_bfloat16* out = p.out + static_cast<size_t>(f.row[i]) * f.n + col + 8 * f.q;
         const float* a = acc + h * (D / 2) + 2 * i;
-        if (col < rotated) rotate(p, shared.weight + (col < p.num_q * D ? 0 : D) + 8 * f.q, out, a, r, stored);
+        if (col < rotated) rotate(p, shared.weight + (col < p.num_q * D ? 0 : D) + 8 * f.q, out, a, r, stored, c[i], s[i]);
         else copy(out, a, r, stored);
       }
     }
   }
-  __device__ __forceinline__ void rotate(const Params& p, const float* weight, __nv_bfloat16* out, const float* a, float r, bool valid) const {
+  __device__ __forceinline__ void rotate(const Params& p, const float* weight, __nv_bfloat16* out, const float* a, float r, bool valid,
+                                         const uint4 (&c)[kGroups], const uint4 (&s)[kGroups]) const {
     float f_head = r;
     if (p.head_norm) {
       float squares = 0.f;

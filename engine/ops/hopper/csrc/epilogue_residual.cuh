@@ -19,6 +19,7 @@ template <int BN> struct Residual {
 
   uint4 old[BN / 32];
   float scale, quantise;
+  __device__ __forceinline__ void begin(const Params&, const Fragment&) {}
   __device__ __forceinline__ void load(const Params& p, const Fragment& f) {
     scale = __ldg(p.scales);
     quantise = __ldg(p.scales + 1);

@@ -28,29 +28,41 @@ struct Fragment {
   int row[2], safe[2];  // safe: row clamped into the matrix, for loads
   bool valid[2];
   int q, col0, n;  // col0: the tile's first (physical) column; n: width of the matrix
+  __device__ __forceinline__ Fragment(int row0, int m, int col0_, int n_) : q(threadIdx.x & 3), col0(col0_), n(n_) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      row[i] = row0 + ((threadIdx.x & 127) >> 5) * 16 + ((threadIdx.x & 31) >> 2) + 8 * i;
+      valid[i] = row[i] < m;
+      safe[i] = valid[i] ? row[i] : m - 1;
+    }
+  }
 };
 
 struct Ring {
   uint32_t base, full, empty;
 };
 
-template <class Epilogue, class Elem, int BN>
-__device__ __forceinline__ void consume_tile(const GemmParams<Epilogue>& p, const typename Epilogue::Shared& shared, Ring ring, const Fragment& f, int group,
-                                             int& it, int& first) {
-  constexpr int S = kStages<BN>;
+// A tile of one consumer warpgroup. RING: the tile width that the ring's stages are made for (BN or more). `it` counts stages over all
+// tiles; at stage `first` of its first tile the leading warpgroup lets the other one start.
+template <class Epilogue, class Elem, int BN, int RING>
+__device__ __forceinline__ void consume_tile(const typename Epilogue::Params& params, int num_k, const typename Epilogue::Shared& shared, Ring ring,
+                                             const Fragment& f, int group, int& it, int& first) {
+  constexpr int S = kStages<RING>;
   const int lane = threadIdx.x & 31, warp = (threadIdx.x & 127) >> 5;
   // A stage is free when both warpgroups of both blocks have read it: its weight tile was written by either block.
   auto release = [&](int s) {
     if (lane == 0 && warp < kClusterSize) barrier_arrive_cluster(ring.empty + 8 * s, warp);
   };
+  Epilogue epilogue;
+  epilogue.begin(params, f);
   float acc[BN / 2];
 #pragma unroll
   for (int i = 0; i < BN / 2; i++) acc[i] = 0.f;  // ends the live range of the tile before
   int previous = 0;
-  for (int k = 0; k < p.num_k; k++, it++) {
+  for (int k = 0; k < num_k; k++, it++) {
     const int s = it % S;
     barrier_wait(ring.full + 8 * s, (it / S) & 1);
-    const uint32_t stage = ring.base + s * kStageBytes<BN>;
+    const uint32_t stage = ring.base + s * kStageBytes<RING>;
     const uint64_t a = operand_descriptor(stage + group * 8192), w = operand_descriptor(stage + kOperandBytes);
     mma_fence();
 #pragma unroll
@@ -66,11 +78,11 @@ __device__ __forceinline__ void consume_tile(const GemmParams<Epilogue>& p, cons
       first = -1;
     }
   }
-  Epilogue epilogue;
-  epilogue.load(p.epilogue, f);  // in flight while the last products run
+  epilogue.load(params, f);  // in flight while the last products run
   mma_wait<0>();
+  mma_results(acc);
   release(previous);
-  epilogue.store(p.epilogue, shared, f, acc);
+  epilogue.store(params, shared, f, acc);
 }
 
 template <class Epilogue, int BN> __device__ __forceinline__ void produce(const GemmParams<Epilogue>& p, Ring ring, int rank, int cluster, int clusters, int tiles) {
@@ -128,24 +140,16 @@ template <class Elem, int BN, class Epilogue> __global__ void __launch_bounds__(
     if (threadIdx.x == 0) produce<Epilogue, BN>(p, ring, rank, cluster, clusters, tiles);
   } else {
     registers_raise<232>();
-    const int group = (threadIdx.x >> 7) - 1, lane = threadIdx.x & 31, warp = (threadIdx.x & 127) >> 5;
+    const int group = (threadIdx.x >> 7) - 1;
     int it = 0, first = p.stagger && group == 0 ? p.stagger : -1;
     wait_for_predecessors();
     if (p.stagger && group == 1) asm volatile("bar.sync 1, 256;" ::: "memory");
     for (int t = cluster; t < tiles; t += clusters) {
-      Fragment f;
-      f.q = lane & 3;
-      f.col0 = (t % tiles_n) * BN;
-      f.n = p.n;
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        f.row[i] = ((t / tiles_n) * kClusterSize + rank) * kRows + group * 64 + warp * 16 + (lane >> 2) + 8 * i;
-        f.valid[i] = f.row[i] < p.m;
-        f.safe[i] = f.valid[i] ? f.row[i] : p.m - 1;
-      }
-      consume_tile<Epilogue, Elem, BN>(p, shared, ring, f, group, it, first);
+      const Fragment f(((t / tiles_n) * kClusterSize + rank) * kRows + group * 64, p.m, (t % tiles_n) * BN, p.n);
+      consume_tile<Epilogue, Elem, BN, BN>(p.epilogue, p.num_k, shared, ring, f, group, it, first);
     }
   }
+  __syncwarp();
   cluster_sync();  // the other block may still signal our barriers
 }
 
@@ -155,6 +159,29 @@ struct GemmCall {  // mirrored by library.GemmCall
   int m, n, k, tile, element, output, max_sms, dependent;
   cudaStream_t stream;
 };
+
+// One cluster a tile at most, and no more than fit at once.
+template <class Params> int launch_clusters(void (*kernel)(Params), const Params& params, int shared_bytes, int tiles, int max_sms, int dependent, cudaStream_t stream) {
+  Attributes attributes;
+  attributes.cluster(kClusterSize);
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(kClusterSize);
+  config.blockDim = dim3(kGemmThreads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = attributes.list;
+  config.numAttrs = attributes.count;
+  cudaError_t r = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  if (r != cudaSuccess) return r;
+  int clusters = 0;
+  r = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+  if (r != cudaSuccess) return r;
+  if (max_sms && max_sms / kClusterSize < clusters) clusters = max_sms / kClusterSize;
+  config.gridDim = dim3(kClusterSize * (tiles < clusters ? tiles : clusters));
+  if (dependent) attributes.dependent();
+  config.numAttrs = attributes.count;
+  return cudaLaunchKernelEx(&config, kernel, params);
+}
 
 template <class Elem, int BN, class Epilogue> int launch_gemm(const GemmCall& call, const typename Epilogue::Params& epilogue) {
   GemmParams<Epilogue> p = {};
@@ -167,27 +194,8 @@ template <class Elem, int BN, class Epilogue> int launch_gemm(const GemmCall& ca
   p.n = call.n;
   p.num_k = (row_bytes + 127) / 128;
   p.stagger = p.num_k > 2 ? 2 : 0;
-  const auto kernel = gemm_kernel<Elem, BN, Epilogue>;
-  Attributes attributes;
-  attributes.cluster(kClusterSize);
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(kClusterSize);
-  config.blockDim = dim3(kGemmThreads);
-  config.dynamicSmemBytes = kGemmShared<BN>;
-  config.stream = call.stream;
-  config.attrs = attributes.list;
-  config.numAttrs = attributes.count;
-  cudaError_t r = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kGemmShared<BN>);
-  if (r != cudaSuccess) return r;
-  int clusters = 0;
-  r = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
-  if (r != cudaSuccess) return r;
-  if (call.max_sms && call.max_sms / kClusterSize < clusters) clusters = call.max_sms / kClusterSize;
   const int tiles = ((call.n + BN - 1) / BN) * ((call.m + kRows * kClusterSize - 1) / (kRows * kClusterSize));
-  config.gridDim = dim3(kClusterSize * (tiles < clusters ? tiles : clusters));
-  if (call.dependent) attributes.dependent();
-  config.numAttrs = attributes.count;
-  return cudaLaunchKernelEx(&config, kernel, p);
+  return launch_clusters(gemm_kernel<Elem, BN, Epilogue>, p, kGemmShared<BN>, tiles, call.max_sms, call.dependent, call.stream);
 }
 
 }  // namespace boundgen

@@ -58,6 +58,12 @@ template <int kPending> __device__ __forceinline__ void mma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// After a wait: keeps the compiler from moving arithmetic on accumulators above it (it does not know that wgmma is asynchronous).
+template <int N> __device__ __forceinline__ void mma_results(float (&values)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "+f"(values[i])::"memory");
+}
+
 __device__ __forceinline__ uint32_t cluster_rank() {
   uint32_t r;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));

@@ -38,6 +38,14 @@ def test_wide_outputs_take_wide_tiles(rows):
     assert tiles.choose_width(rows, 4096, 1024, tiles.qkv_widths(128)) == 256
 
 
+@pytest.mark.parametrize(
+    ("rows", "width", "want"),
+    [(4096, 1024, 256), (2048, 1024, 128), (4096, 576, 192), (8192, 1536, 256), (1, 1536, 192)],
+)
+def test_chains_take_wide_tiles_where_they_fill_the_chip(rows, width, want):
+    assert tiles.chain_width(rows, width) == want
+
+
 def test_partial_sums_fit_their_slots():
     assert tiles.residual_widths(1536) == (192, 256)
     assert tiles.residual_widths(4096) == ()
