@@ -1,8 +1,10 @@
-"""python -m tools.bench.kernels [--steps kernels chain lanes] [--model qwen3-0.6b] [--precision e4m3] [--library SO]
+"""python -m tools.bench.kernels [--steps kernels chain lanes] [--model qwen3-0.6b] [--precision e4m3]
+[--library SO]
 
-Times the Hopper kernels of one model's shape one by one, its whole prefill as one CUDA graph, and two lanes at once. Useful FLOPs
-only (valid tokens, causal half of the attention); wall time, idle included. Burst: one replay every 10 ms, median. Sustained: back to
-back for a second, where the card meets its power cap. Needs a Hopper GPU. The last line is JSON.
+Times the Hopper kernels of one model's shape one by one, its whole prefill as one CUDA graph, and two lanes
+at once. Useful FLOPs only (valid tokens, causal half of the attention); wall time, idle included. Burst: one
+replay every 10 ms, median. Sustained: back to back for a second, where the card meets its power cap. Needs a
+Hopper GPU. The last line is JSON.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import time
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -41,12 +44,12 @@ def say(text: str) -> None:
 
 def elapsed_ms(run: Callable[[], None]) -> float:
     """Time of `run` between two events."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     run()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end)
+    return float(start.elapsed_time(end))
 
 
 def kernel_us(step: Callable[[], object]) -> float:
@@ -72,8 +75,10 @@ def burst_ms(graph: torch.cuda.CUDAGraph, runs: int = 15) -> float:
 
 
 def sustained_ms(graphs: list[torch.cuda.CUDAGraph], seconds: float = 1.0) -> tuple[float, str]:
-    """Time a round of replays (one of each graph, each on its own stream) back to back, and the card's clock and power meanwhile."""
-    streams = [torch.cuda.Stream() for _ in graphs]
+    """Time a round of replays (one of each graph, each on its own stream) back to back, and the card's clock
+    and power meanwhile.
+    """
+    streams = [torch.cuda.Stream() for _ in graphs]  # type: ignore[no-untyped-call]
     query = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader"]
     sampler, rounds, start = None, 0, time.perf_counter()
     while (spent := time.perf_counter() - start) < seconds:
@@ -102,7 +107,7 @@ def bench_kernels(chain: Chain, tokens: int) -> dict[str, float]:
     rope = (*chain.rope, positions)
     w = weights
 
-    def run_qkv() -> torch.Tensor:
+    def run_qkv() -> Any:
         head = (w.qkv_scales, w.head_weight, w.bias)
         return qkv(library, operand, sums, w.qkv, *head, *rope, *heads, shape.eps, eps)
 

@@ -1,6 +1,8 @@
-"""A whole model of random layers as one CUDA graph: embedding rows, work list, every layer. What the kernel benchmark times.
+"""A whole model of random layers as one CUDA graph: embedding rows, work list, every layer. What the kernel
+benchmark times.
 
-Contract: one object a model; `capture` makes a graph with its own static inputs; the current device's current stream.
+Contract: one object a model; `capture` makes a graph with its own static inputs; the current device's current
+stream.
 """
 
 from collections.abc import Callable, Sequence
@@ -74,7 +76,7 @@ class Chain:
     def steps(
         self, inputs: Inputs, *, max_sms: int = 0, last_only: bool = False, chained: bool = True
     ) -> Callable[[], Tensor]:
-        """A closure that enqueues one forward pass over static inputs. chained: GEMMs in one launch a layer."""
+        """Enqueues one forward pass over static inputs when called. chained: one launch for the GEMMs of a layer."""
         ids, positions, cu_seqlens = inputs
         shape, layers = self.model.layer, self.layers
         num_sms = max_sms or torch.cuda.get_device_properties(0).multi_processor_count
@@ -91,7 +93,7 @@ class Chain:
 
     def capture(self, step: Callable[[], Tensor]) -> Captured:
         """One graph of `step`."""
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             step()
         torch.cuda.synchronize()

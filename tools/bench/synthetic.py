@@ -1,7 +1,8 @@
-"""Random decoder layers of the supported models' shapes, a plain float32 layer beside them, and sample lengths.
+"""Random decoder layers of the supported models' shapes, a plain float32 layer beside them, and sample
+lengths.
 
-Contract: deterministic by seed; nothing here knows how a kernel works. The plain layer is the reference of whole-layer tests and
-calibrates the static activation factors.
+Contract: deterministic by seed; nothing here knows how a kernel works. The plain layer is the reference of
+whole-layer tests and calibrates the static activation factors.
 """
 
 import math
@@ -90,7 +91,7 @@ def plain_layer(
     d, tokens = shape.head_dim, x.shape[0]
     y = _norm(x, source.input_norm, shape.eps) @ source.qkv.T
     y = (y if source.bias is None else y + source.bias).view(tokens, -1, d)
-    q, k, v = torch.split(y, [shape.num_q, shape.num_kv, shape.num_kv], 1)  # type: ignore[no-untyped-call]
+    q, k, v = y[:, : shape.num_q], y[:, shape.num_q : -shape.num_kv], y[:, -shape.num_kv :]
     if source.q_norm is not None and source.k_norm is not None:
         q, k = _norm(q, source.q_norm, shape.eps), _norm(k, source.k_norm, shape.eps)
     positions = torch.cat([torch.arange(n) for n in lengths]).to(x.device)
@@ -126,7 +127,9 @@ def mixed_lengths(tokens: int, mean: int = 150, longest: int = 500, seed: int = 
 
 
 def useful_flops(model: ModelShape, lengths: Sequence[int]) -> float:
-    """Multiply-adds times two of the valid tokens: matrices, and the causal half of the attention. No head, no padding."""
+    """Multiply-adds times two of the valid tokens: matrices, and the causal half of the attention. No head,
+    no padding.
+    """
     shape, tokens = model.layer, sum(lengths)
     matrices = sum(rows * columns for rows, columns in shape.matrices().values())
     pairs = sum(n * (n + 1) // 2 for n in lengths)

@@ -3,9 +3,9 @@
     s = q k^T (base-2 logits: q carries log2(e) / sqrt(head_dim)), keys after the query's token masked
     out = softmax_2(s) v * scales[0]                     bf16, or e4m3
 
-Probabilities are rounded to bf16 before the second product, as in every flash attention. A head's outputs are stored in the order
-layout.attention_columns (o's columns follow). A sample sees only its own rows; rows behind the last sample count as samples of up to
-64 tokens. Kernel: csrc/attention.cu.
+Probabilities are rounded to bf16 before the second product, as in every flash attention. A head's outputs are
+stored in the order layout.attention_columns (o's columns follow). A sample sees only its own rows; rows
+behind the last sample count as samples of up to 64 tokens. Kernel: csrc/attention.cu.
 """
 
 import torch
@@ -35,7 +35,9 @@ def attention(
     num_kv: int,
     output: torch.dtype,
 ) -> Tensor:
-    """qkv bf16[T, (num_q + 2 num_kv) D], work list of hopper_plan, scales float32[1+] -> [T, num_q D] of type `output`."""
+    """qkv bf16[T, (num_q + 2 num_kv) D], work list of hopper_plan, scales float32[1+] -> [T, num_q D] of type
+    `output`.
+    """
     check_element("output", output)
     tokens, head_dim = qkv.shape[0], qkv.shape[1] // (num_q + 2 * num_kv)
     if head_dim not in (64, 128) or num_q % num_kv:
@@ -78,9 +80,12 @@ def attention_reference(
     num_kv: int,
     output: torch.dtype,
 ) -> Tensor:
-    """The oracle: item by item from the same work list, plain torch. Rows that no item covers stay unwritten (NaN in bf16)."""
+    """The oracle: item by item from the same work list, plain torch. Rows that no item covers stay unwritten
+    (NaN in bf16).
+    """
     tokens, head_dim = qkv.shape[0], qkv.shape[1] // (num_q + 2 * num_kv)
-    q, k, v = qkv.float().view(tokens, -1, head_dim).split([num_q, num_kv, num_kv], 1)
+    heads = qkv.float().view(tokens, -1, head_dim)
+    q, k, v = heads[:, :num_q], heads[:, num_q : num_q + num_kv], heads[:, num_q + num_kv :]
     out = torch.full((tokens, num_q, head_dim), torch.nan, device=qkv.device)
     samples = {(start, length) for start, length, _, _ in items[: int(offsets[-1])].tolist()}
     for start, length in samples:

@@ -1,10 +1,13 @@
-"""o, gate_up, down and the next layer's qkv as one launch: the same arithmetic as the four ops, without the gaps between them.
+"""o, gate_up, down and the next layer's qkv as one launch: the same arithmetic as the four ops, without the
+gaps between them.
 
-    y, x8, p  = residual(a, o, x)        h = gate_up(x8 or y, p)        z, z8, p2 = residual(h, down, y)        qkv(z8 or z, p2)
+    y, x8, p  = residual(a, o, x)        h = gate_up(x8 or y, p)        z, z8, p2 = residual(h, down, y)
+    qkv(z8 or z, p2)
 
-A tile waits for its own rows of the product before it. Any number of these may run at once: tiles are dealt by tickets (the argument
-is in csrc/chain.cuh). All four matrices must share one element type; otherwise the ops are launched one by one.
-`scratch` is consumed: row `index` must be zero, as hopper_scratch leaves it once a forward pass, and serves one launch.
+A tile waits for its own rows of the product before it. Any number of these may run at once: tiles are dealt
+by tickets (the argument is in csrc/chain.cuh). All four matrices must share one element type; otherwise the
+ops are launched one by one. `scratch` is consumed: row `index` must be zero, as hopper_scratch leaves it once
+a forward pass, and serves one launch.
 """
 
 import ctypes
@@ -45,7 +48,9 @@ def _scratch(positions: Tensor, launches: int) -> Tensor:
 
 @torch.library.custom_op("boundgen::hopper_scratch", mutates_args=(), device_types="cuda")
 def scratch(library: str, positions: Tensor, launches: int) -> Tensor:
-    """positions [T] (for T alone) -> zeroed int32[launches, 1 + 3 row blocks], a row for each chain of a forward pass."""
+    """positions [T] (for T alone) -> zeroed int32[launches, 1 + 3 row blocks], a row for each chain of a
+    forward pass.
+    """
     out = _scratch(positions, launches)
     call(library, "clear", ClearCall(pointer(out), out.numel() * 4, current_stream(positions)))
     return out
@@ -62,7 +67,7 @@ def _(library: str, positions: Tensor, launches: int) -> Tensor:
 
 
 @torch.library.custom_op("boundgen::hopper_chain", mutates_args=(), device_types="cuda")
-def chain(  # noqa: PLR0913 - an exported graph passes tensors and numbers, not objects
+def chain(  # noqa: PLR0913, PLR0917 - an exported graph passes tensors and numbers, not objects
     library: str,
     a: Tensor,
     x: Tensor,
@@ -87,7 +92,9 @@ def chain(  # noqa: PLR0913 - an exported graph passes tensors and numbers, not 
     head_eps: float,
     max_sms: int = 0,
 ) -> Pair:
-    """a [T, num_q D], x bf16[T, H], the matrices and scales of the four ops, work int32 of hopper_scratch -> (z bf16[T, H], qkv bf16[T, N])."""
+    """a [T, num_q D], x bf16[T, H], the matrices and scales of the four ops, work int32 of hopper_scratch ->
+    (z bf16[T, H], qkv bf16[T, N]).
+    """
     check_element("a", a.dtype)
     element, (m, attended), hidden = a.dtype, a.shape, x.shape[1]
     intermediate, head_dim = gate_up.shape[0] // 2, head_weight.shape[1]
@@ -124,7 +131,8 @@ def chain(  # noqa: PLR0913 - an exported graph passes tensors and numbers, not 
         or num_q % num_kv
     ):
         raise ValueError(
-            f"hidden {hidden}, intermediate {intermediate}, head size {head_dim}, heads {num_q}/{num_kv}: see supports.unsupported"
+            f"hidden {hidden}, intermediate {intermediate}, head size {head_dim}, heads {num_q}/{num_kv}: "
+            "see supports.unsupported"
         )
     middle, z, fused = torch.empty_like(x), torch.empty_like(x), x.new_empty((m, width))
     middle8, z8 = (
@@ -167,7 +175,7 @@ def chain(  # noqa: PLR0913 - an exported graph passes tensors and numbers, not 
 
 
 @chain.register_fake
-def _(  # noqa: PLR0913
+def _(  # noqa: PLR0913, PLR0917
     library: str,
     a: Tensor,
     x: Tensor,
@@ -196,7 +204,7 @@ def _(  # noqa: PLR0913
 
 
 @chain.register_kernel("cpu")
-def chain_reference(  # noqa: PLR0913
+def chain_reference(  # noqa: PLR0913, PLR0917
     library: str,
     a: Tensor,
     x: Tensor,

@@ -1,8 +1,10 @@
-"""Compiles csrc/ into one shared library with nvcc. Needs no GPU: a machine with CPUs alone builds what an H200 runs.
+"""Compiles csrc/ into one shared library with nvcc. Needs no GPU: a machine with CPUs alone builds what an
+H200 runs.
 
-Contract: deterministic by content. The library's name carries a digest of every source, the flags and nvcc's version; a library that
-is there is taken as it is. Register spills, a serialised wgmma or an ignored setmaxnreg are a failed build, not a slow kernel.
-nvcc is `NVCC`, else the one on PATH, else the one of the nvidia-cuda-nvcc wheel (extra `hopper`), else `NvccMissingError`.
+Contract: deterministic by content. The library's name carries a digest of every source, the flags and nvcc's
+version; a library that is there is taken as it is. Register spills, a serialised wgmma or an ignored
+setmaxnreg are a failed build, not a slow kernel. nvcc is `NVCC`, else the one on PATH, else the one of the
+nvidia-cuda-nvcc wheel (extra `hopper`), else `NvccMissingError`.
 """
 
 import hashlib
@@ -46,7 +48,8 @@ def find_nvcc() -> Path:
     if wheel.exists():
         return wheel
     raise NvccMissingError(
-        f"no nvcc (NVCC={named!r}, none on PATH, none at {wheel}): install nvidia-cuda-nvcc and nvidia-cuda-runtime"
+        f"no nvcc (NVCC={named!r}, none on PATH, none at {wheel}): "
+        "install nvidia-cuda-nvcc and nvidia-cuda-runtime"
     )
 
 
@@ -83,7 +86,8 @@ def _compile(nvcc: Path, source: str, defines: tuple[str, ...], include: Path, o
 def build_library(folder: Path, *, threads: int = 2) -> tuple[Path, str]:
     """Compile into `folder` (made if missing) unless a library of the same content is there.
 
-    Returns (path, ptxas report; empty when nothing was compiled). About a minute on two cores. Raises NvccMissingError, CompileError.
+    Returns (path, ptxas report; empty when nothing was compiled). About a minute on two cores. Raises
+    NvccMissingError, CompileError.
     """
     nvcc = find_nvcc()
     library = folder / f"hopper-{digest(nvcc)}.so"

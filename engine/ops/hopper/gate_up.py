@@ -4,8 +4,8 @@
     g, u = split((a @ w.T) * scales[0] * r)
     h = silu(g) * u                                      bf16, or e4m3(h * scales[1])
 
-`a` is the residual stream itself (quantised or bf16); the norm's weight is folded into w's columns. `w` is [2 I, H], stored with
-layout.gate_up_rows. Kernel: csrc/epilogue_gate_up.cuh.
+`a` is the residual stream itself (quantised or bf16); the norm's weight is folded into w's columns. `w` is [2
+I, H], stored with layout.gate_up_rows. Kernel: csrc/epilogue_gate_up.cuh.
 """
 
 import torch

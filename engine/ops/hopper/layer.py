@@ -1,8 +1,10 @@
-"""Decoder layers through the fused ops, the way a model's eager definition calls them (and torch.export sees them).
+"""Decoder layers through the fused ops, the way a model's eager definition calls them (and torch.export sees
+them).
 
-Contract: the residual stream travels as (x bf16[T, H], x8 or empty, partials), from `rows.embed`, `rows.rows` or the layer before.
-Nothing is written in place, so buffers are the memory planner's business. `run_layers` launches attention -> chain for every layer
-that can be chained (see chain.py), else attention -> residual -> gate_up -> residual -> qkv.
+Contract: the residual stream travels as (x bf16[T, H], x8 or empty, partials), from `rows.embed`, `rows.rows`
+or the layer before. Nothing is written in place, so buffers are the memory planner's business. `run_layers`
+launches attention -> chain for every layer that can be chained (see chain.py), else attention -> residual ->
+gate_up -> residual -> qkv.
 """
 
 from collections.abc import Sequence
@@ -25,8 +27,10 @@ Stream = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Batch:
-    """What every layer of a forward pass shares: positions int64[T], hopper_plan's work list, hopper_scratch's rows (one a layer, or
-    None: no chains), rope tables bf16[P, D / 2]. max_sms: multiprocessors to use, 0 all."""
+    """What every layer of a forward pass shares: positions int64[T], hopper_plan's work list,
+    hopper_scratch's rows (one a layer, or None: no chains), rope tables bf16[P, D / 2]. max_sms:
+    multiprocessors to use, 0 all.
+    """
 
     positions: Tensor
     items: Tensor
@@ -40,16 +44,20 @@ class Batch:
 def project(library: str, shape: LayerShape, weights: LayerWeights, stream: Stream, batch: Batch) -> Tensor:
     """q, k and v of a layer, bf16[T, N]."""
     x, x8, partials = stream
-    return qkv(
-        library, _operand(x, x8, weights.qkv), partials, weights.qkv, weights.qkv_scales, weights.head_weight, weights.bias,
-        batch.cosines, batch.sines, batch.positions, *_heads(shape), batch.max_sms,
+    out: Tensor = qkv(
+        library, _operand(x, x8, weights.qkv), partials, weights.qkv, weights.qkv_scales, weights.head_weight,
+        weights.bias, batch.cosines, batch.sines, batch.positions, *_heads(shape), batch.max_sms,
     )  # fmt: skip
+    return out
 
 
 def attend(library: str, shape: LayerShape, weights: LayerWeights, fused: Tensor, batch: Batch) -> Tensor:
     """The attention's output [T, num_q D], in o's element type."""
     scales, output = weights.attention_scales, weights.o.dtype
-    return attention(library, fused, batch.items, batch.offsets, scales, shape.num_q, shape.num_kv, output)
+    out: Tensor = attention(
+        library, fused, batch.items, batch.offsets, scales, shape.num_q, shape.num_kv, output
+    )
+    return out
 
 
 def finish(
@@ -86,8 +94,9 @@ def run_layers(
     next_operand: torch.dtype = torch.bfloat16,
     last: Tensor | None = None,
 ) -> Stream:
-    """Equal-shaped layers in a row. next_operand: element type of what reads the result. last: int64[S], the rows that go on after the
-    last layer's attention."""
+    """Equal-shaped layers in a row. next_operand: element type of what reads the result. last: int64[S], the
+    rows that go on after the last layer's attention.
+    """
     x = stream[0]
     fused = project(library, shape, layers[0], stream, batch)
     for index, (weights, following) in enumerate(pairwise(layers)):
@@ -114,9 +123,9 @@ def _chain(
     assert batch.scratch is not None
     w, following = layers
     x, fused = chain(
-        library, *rows, w.o, w.o_scales, w.gate_up, w.gate_up_scales, w.down, w.down_scales, following.qkv, following.qkv_scales,
-        following.head_weight, following.bias, batch.cosines, batch.sines, batch.positions, batch.scratch, index, *_heads(shape),
-        batch.max_sms,
+        library, *rows, w.o, w.o_scales, w.gate_up, w.gate_up_scales, w.down, w.down_scales,
+        following.qkv, following.qkv_scales, following.head_weight, following.bias,
+        batch.cosines, batch.sines, batch.positions, batch.scratch, index, *_heads(shape), batch.max_sms,
     )  # fmt: skip
     return x, fused
 

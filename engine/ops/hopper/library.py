@@ -1,8 +1,9 @@
 """Loads compiled kernel libraries and calls their entry points through ctypes.
 
-Contract: a library is known by its digest, the string that exported graphs carry; `load` makes a file available under its digest for
-the rest of the process (as loading code always is; nothing is ever unloaded). Calls only enqueue on the given stream: they may run
-under graph capture, on any thread. A failed launch is a RuntimeError that names the entry point and the CUDA error.
+Contract: a library is known by its digest, the string that exported graphs carry; `load` makes a file
+available under its digest for the rest of the process (as loading code always is; nothing is ever unloaded).
+Calls only enqueue on the given stream: they may run under graph capture, on any thread. A failed launch is a
+RuntimeError that names the entry point and the CUDA error.
 """
 
 import ctypes
@@ -123,9 +124,8 @@ def call(library: str, entry: str, *arguments: ctypes.Structure | int) -> None:
     passed = [ctypes.byref(a) if isinstance(a, ctypes.Structure) else ctypes.c_int(a) for a in arguments]
     error = getattr(_LOADED[library], entry)(*passed)
     if error:
-        raise RuntimeError(
-            f"{entry}: error {error} ({_ERRORS.get(error, 'cudaError, or 9100 + CUresult of the tensor map')})"
-        )
+        meaning = _ERRORS.get(error, "a cudaError, or 9100 + CUresult of the tensor map")
+        raise RuntimeError(f"{entry}: error {error} ({meaning})")
 
 
 def pointer(tensor: torch.Tensor | None) -> int | None:
@@ -139,7 +139,7 @@ def current_stream(tensor: torch.Tensor) -> int:
 
 
 def check(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Raise ValueError unless `tensor` is contiguous, 16-byte aligned, of this shape and type (-1: any size)."""
+    """Raise ValueError unless `tensor` is contiguous, 16-byte aligned, of this shape (-1: any) and type."""
     fits = tensor.dim() == len(shape) and all(
         want in (-1, have) for want, have in zip(shape, tensor.shape, strict=True)
     )
@@ -147,7 +147,8 @@ def check(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.
         raise ValueError(f"{name} is {tuple(tensor.shape)} {tensor.dtype}, wanted {shape} {dtype}")
     if not tensor.is_contiguous() or tensor.data_ptr() % 16:
         raise ValueError(
-            f"{name} has strides {tensor.stride()}, address {tensor.data_ptr():#x}: wanted contiguous, 16-byte aligned"
+            f"{name} has strides {tensor.stride()}, address {tensor.data_ptr():#x}: "
+            "wanted contiguous, 16-byte aligned"
         )
 
 

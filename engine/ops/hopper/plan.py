@@ -1,12 +1,15 @@
-"""The attention's work list, made on the device once a forward pass (so that a captured graph serves any samples of its bucket).
+"""The attention's work list, made on the device once a forward pass (so that a captured graph serves any
+samples of its bucket).
 
-An item is 64 tokens of one sample x two q heads of one kv head: (first row of the sample, its length, first token, q head | kv head
-<< 16). Items go longest first, in snake order, to persistent blocks: block b takes items offsets[b] .. offsets[b + 1] - 1. Rows after
-the last sample become samples of up to 64 tokens, so that every row of the attention's output is written.
-Kernel: csrc/batch.cu (plan_kernel); it never lets the next kernel start early, so that later ones may read its list at once.
+An item is 64 tokens of one sample x two q heads of one kv head: (first row of the sample, its length, first
+token, q head | kv head << 16). Items go longest first, in snake order, to persistent blocks: block b takes
+items offsets[b] .. offsets[b + 1] - 1. Rows after the last sample become samples of up to 64 tokens, so that
+every row of the attention's output is written. Kernel: csrc/batch.cu (plan_kernel); it never lets the next
+kernel start early, so that later ones may read its list at once.
 """
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -35,14 +38,16 @@ def _new(
 def plan(
     library: str, cu_seqlens: Tensor, positions: Tensor, num_q: int, num_kv: int, num_blocks: int
 ) -> tuple[Tensor, Tensor]:
-    """cu_seqlens int32[S + 1], positions [T] (for T alone) -> items int32[capacity, 4], offsets int32[num_blocks + 1].
+    """cu_seqlens int32[S + 1], positions [T] (for T alone) -> items int32[capacity, 4], offsets
+    int32[num_blocks + 1].
 
     num_blocks: attention blocks to deal to; two a multiprocessor fill the chip.
     """
     check("cu_seqlens", cu_seqlens, (-1,), torch.int32)
     if cu_seqlens.shape[0] - 1 > MAX_SAMPLES or num_blocks < 1:
         raise ValueError(
-            f"cu_seqlens has {cu_seqlens.shape[0] - 1} samples, num_blocks {num_blocks}: wanted up to {MAX_SAMPLES}, at least 1"
+            f"cu_seqlens has {cu_seqlens.shape[0] - 1} samples, num_blocks {num_blocks}: "
+            f"wanted up to {MAX_SAMPLES}, at least 1"
         )
     items, offsets = _new(cu_seqlens, positions, num_q, num_kv, num_blocks)
     sizes = (cu_seqlens.shape[0] - 1, positions.shape[0], num_q, num_kv, num_blocks)
@@ -68,7 +73,7 @@ def plan_reference(
     """The oracle: the same list in Python."""
     bounds, tokens = cu_seqlens.tolist(), positions.shape[0]
     ratio, pairs = num_q // num_kv, math.ceil(num_q // num_kv / 2)
-    samples = list(zip(bounds[:-1], bounds[1:], strict=True))
+    samples = list(pairwise(bounds))
     by_tiles = sorted(
         samples, key=lambda s: -math.ceil((s[1] - s[0]) / TILE)
     )  # stable, as the kernel's ranks are

@@ -1,12 +1,12 @@
 """q, k and v projections with RMSNorm's row factor, bias, head norm and rope in the epilogue.
 
-    r = 1 / sqrt(sum(partials) / hidden + eps)
-    y = (a @ w.T) * scales[0] * r + bias
-    v heads: y;  q, k heads: rope(y * n * head_weight[0 or 1]), n = 1 / sqrt(mean(y^2) + head_eps) with head_norm, else 1
-    rope: (y1 c - y2 s, y2 c + y1 s) on the halves y1, y2 of a head
+    r = 1 / sqrt(sum(partials) / hidden + eps) y = (a @ w.T) * scales[0] * r + bias v heads: y;  q, k heads:
+    rope(y * n * head_weight[0 or 1]), n = 1 / sqrt(mean(y^2) + head_eps) with head_norm, else 1 rope: (y1 c -
+    y2 s, y2 c + y1 s) on the halves y1, y2 of a head
 
-head_weight[0] carries log2(e) / sqrt(head_dim), so that the attention works in powers of two and without a scale. `w` is
-[(num_q + 2 num_kv) head_dim, H], stored with layout.qkv_rows, as is bias. Kernel: csrc/epilogue_qkv.cuh.
+head_weight[0] carries log2(e) / sqrt(head_dim), so that the attention works in powers of two and without a
+scale. `w` is [(num_q + 2 num_kv) head_dim, H], stored with layout.qkv_rows, as is bias. Kernel:
+csrc/epilogue_qkv.cuh.
 """
 
 import torch
@@ -28,7 +28,7 @@ from engine.ops.hopper.library import (
 
 
 @torch.library.custom_op("boundgen::hopper_qkv", mutates_args=(), device_types="cuda")
-def qkv(  # noqa: PLR0913 - an exported graph passes tensors and numbers, not objects
+def qkv(  # noqa: PLR0913, PLR0917 - an exported graph passes tensors and numbers, not objects
     library: str,
     a: Tensor,
     partials: Tensor,
@@ -45,15 +45,17 @@ def qkv(  # noqa: PLR0913 - an exported graph passes tensors and numbers, not ob
     head_eps: float,
     max_sms: int = 0,
 ) -> Tensor:
-    """a [T, H], partials float32[T, 8], w [N, H], scales float32[1+], head_weight float32[2, D], bias float32[N] or None,
-    cosines, sines bf16[P, D / 2], positions int64[T] (< P) -> bf16 [T, N]. head_eps < 0: no head norm.
+    """a [T, H], partials float32[T, 8], w [N, H], scales float32[1+], head_weight float32[2, D], bias
+    float32[N] or None, cosines, sines bf16[P, D / 2], positions int64[T] (< P) -> bf16 [T, N]. head_eps < 0:
+    no head norm.
     """
     check_element("a", a.dtype)
     (m, k), head_dim = a.shape, head_weight.shape[1]
     n = (num_q + 2 * num_kv) * head_dim
     if head_dim not in (64, 128) or num_q % num_kv:
         raise ValueError(
-            f"head_weight has {head_dim} columns, num_q {num_q}, num_kv {num_kv}: wanted 64 or 128, num_q % num_kv == 0"
+            f"head_weight has {head_dim} columns, num_q {num_q}, num_kv {num_kv}: "
+            "wanted 64 or 128, num_q % num_kv == 0"
         )
     check("a", a, (-1, -1), a.dtype)
     check("partials", partials, (m, tiles.PARTIALS), torch.float32)
@@ -77,7 +79,7 @@ def qkv(  # noqa: PLR0913 - an exported graph passes tensors and numbers, not ob
 
 
 @qkv.register_fake
-def _(  # noqa: PLR0913
+def _(  # noqa: PLR0913, PLR0917
     library: str,
     a: Tensor,
     partials: Tensor,
@@ -98,7 +100,7 @@ def _(  # noqa: PLR0913
 
 
 @qkv.register_kernel("cpu")
-def qkv_reference(  # noqa: PLR0913
+def qkv_reference(  # noqa: PLR0913, PLR0917
     library: str,
     a: Tensor,
     partials: Tensor,

@@ -1,10 +1,12 @@
 """Output projections (o, down) with the residual addition in the epilogue.
 
-    y        = x + (a @ w.T) * scales[0]                 float32 accumulation, y kept as bf16
-    x8       = e4m3(y * scales[1])                       of the unrounded y; empty where the next product is in bf16
-    partials = sums of y^2 by tile of columns            float32 [T, 8], unused slots zero; their sum is RMSNorm's
+    y        = x + (a @ w.T) * scales[0]                 float32 accumulation, y kept as bf16 x8       =
+    e4m3(y * scales[1])                       of the unrounded y; empty where the next product is in bf16
+    partials = sums of y^2 by tile of columns            float32 [T, 8], unused slots zero; their sum is
+    RMSNorm's
 
-`w` is stored with layout.residual_rows (o: columns in layout.attention_columns too). Kernel: csrc/epilogue_residual.cuh.
+`w` is stored with layout.residual_rows (o: columns in layout.attention_columns too). Kernel:
+csrc/epilogue_residual.cuh.
 """
 
 import math
@@ -41,7 +43,8 @@ def _tile(rows: int, width: int, depth_bytes: int, max_sms: int) -> int:
 def residual(
     library: str, a: Tensor, w: Tensor, scales: Tensor, x: Tensor, operand: torch.dtype, max_sms: int = 0
 ) -> Outputs:
-    """a [T, K] and w [H, K] of one element type, scales float32[2], x bf16[T, H] -> y bf16[T, H], x8, partials.
+    """a [T, K] and w [H, K] of one element type, scales float32[2], x bf16[T, H] -> y bf16[T, H], x8,
+    partials.
 
     operand: element type of the product that reads x8. max_sms: multiprocessors to use, 0 all.
     """
@@ -81,7 +84,7 @@ def residual_reference(
     logical = inverse(residual_rows(n)).to(w.device)
     y = x.float() + (a.float() @ w.float().T)[:, logical] * scales[0]
     tile = _tile(a.shape[0], n, a.shape[1] * a.element_size(), max_sms)
-    slots = [part.square().sum(-1) for part in y.split(tile, 1)]
+    slots = [y[:, start : start + tile].square().sum(-1) for start in range(0, n, tile)]
     slots += [torch.zeros_like(slots[0])] * (tiles.PARTIALS - math.ceil(n / tile))
     x8 = x.new_empty(0) if operand == torch.bfloat16 else quantise(y * scales[1], operand)
     return y.bfloat16(), x8, torch.stack(slots, 1)

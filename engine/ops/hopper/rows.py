@@ -1,10 +1,11 @@
 """Rows of the residual stream as the first fused GEMM wants them.
 
-    x        = table[ids]                      (embed)        or given (quantise)
-    x8       = e4m3(x * scales[0])             only where the next product is in e4m3; else empty
-    partials = [sum x^2, 0, .. 0]              float32 [T, 8]; RMSNorm's sum, in the slots `residual` also writes
+    x        = table[ids]                      (embed)        or given (quantise) x8       = e4m3(x *
+    scales[0])             only where the next product is in e4m3; else empty partials = [sum x^2, 0, .. 0]
+    float32 [T, 8]; RMSNorm's sum, in the slots `residual` also writes
 
-Source of the split: RMSNorm's row factor commutes with a matrix product, so quantising x itself needs no look at the whole row.
+Source of the split: RMSNorm's row factor commutes with a matrix product, so quantising x itself needs no look
+at the whole row.
 """
 
 import torch
@@ -47,7 +48,9 @@ def _new(source: Tensor, rows: int, operand: torch.dtype) -> tuple[Tensor, Tenso
 def embed(
     library: str, ids: Tensor, table: Tensor, scales: Tensor, operand: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """ids int64[T], table bf16[V, H] -> x bf16[T, H], x8 [T, H] (or [0] for operand bf16), partials float32[T, 8]."""
+    """ids int64[T], table bf16[V, H] -> x bf16[T, H], x8 [T, H] (or [0] for operand bf16), partials
+    float32[T, 8].
+    """
     check("ids", ids, (-1,), torch.int64)
     check("table", table, (-1, -1), torch.bfloat16)
     x = table.new_empty(ids.shape[0], table.shape[1])

@@ -1,4 +1,5 @@
-"""Which decoder layers these kernels serve. A layer that they do not serve goes to the portable path; the build says why.
+"""Which decoder layers these kernels serve. A layer that they do not serve goes to the portable path; the
+build says why.
 
 Contract: a pure function of sizes; `unsupported` returns a reason for the build's log, or None.
 """
@@ -15,7 +16,9 @@ MATRICES = ("qkv", "o", "gate_up", "down")
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Sizes of a decoder layer. bias: on qkv; head_norm: RMSNorm of q and k heads. activation as transformers names it."""
+    """Sizes of a decoder layer. bias: on qkv; head_norm: RMSNorm of q and k heads. activation as transformers
+    names it.
+    """
 
     hidden: int
     intermediate: int

@@ -1,6 +1,8 @@
-"""Which tile width a fused GEMM takes, and how its tiles are dealt to blocks (the Python mirror of gemm.cuh's loop).
+"""Which tile width a fused GEMM takes, and how its tiles are dealt to blocks (the Python mirror of gemm.cuh's
+loop).
 
-Contract: pure arithmetic on sizes; the same on every machine, so that a bucket always runs the same kernels (equal bits).
+Contract: pure arithmetic on sizes; the same on every machine, so that a bucket always runs the same kernels
+(equal bits).
 """
 
 import math
@@ -11,8 +13,8 @@ CLUSTER = 2
 NUM_SMS = 132  # of an H100 or H200 SXM; only the choice of width depends on it
 PARTIALS = 8  # gemm.cuh: kPartials, slots for a row's sums of squares, one a tile
 STAGE_BYTES = 128
-# A stage of a 128 x W tile costs about W + 40 (the 40: reading the activations once more from shared memory), an epilogue
-# about 2 W: fitted to 256- against 128-wide tiles at T = 1024 .. 8192 of the 0.6B shape.
+# A stage of a 128 x W tile costs about W + 40 (the 40: reading the activations once more from shared memory),
+# an epilogue about 2 W: fitted to 256- against 128-wide tiles at T = 1024 .. 8192 of the 0.6B shape.
 STAGE_OVERHEAD = 40
 EPILOGUE = 2
 CHAIN_FILL = 0.7
@@ -24,7 +26,9 @@ def num_tiles(rows: int, width: int, tile: int) -> int:
 
 
 def choose_width(rows: int, width: int, depth_bytes: int, widths: Sequence[int], max_sms: int = 0) -> int:
-    """The tile width of least estimated time; ties go to the wider. rows: tokens; width: outputs; depth_bytes: bytes of a row of a."""
+    """The tile width of least estimated time; ties go to the wider. rows: tokens; width: outputs;
+    depth_bytes: bytes of a row of a.
+    """
     clusters = (max_sms or NUM_SMS) // CLUSTER
     stages = math.ceil(depth_bytes / STAGE_BYTES)
 
@@ -36,8 +40,9 @@ def choose_width(rows: int, width: int, depth_bytes: int, widths: Sequence[int],
 
 
 def chain_width(rows: int, width: int, max_sms: int = 0) -> int:
-    """The width of o's and down's tiles in a chain, where a phase need not end on a full wave: least work among the widths that give
-    most clusters a tile, else the narrowest."""
+    """The width of o's and down's tiles in a chain, where a phase need not end on a full wave: least work
+    among the widths that give most clusters a tile, else the narrowest.
+    """
     clusters = (max_sms or NUM_SMS) // CLUSTER
     enough = [
         tile for tile in residual_widths(width) if num_tiles(rows, width, tile) >= CHAIN_FILL * clusters

@@ -1,9 +1,11 @@
-"""Turns a decoder layer's matrices into what the kernels read: norm weights folded in, 8 bits, stored order. Done once, at build.
+"""Turns a decoder layer's matrices into what the kernels read: norm weights folded in, 8 bits, stored order.
+Done once, at build.
 
-    stored[i, j] = round(w[rows[i], columns[j]] * fold[columns[j]] / scale)      scale = max |.| / 448; 1 in bf16
+    stored[i, j] = round(w[rows[i], columns[j]] * fold[columns[j]] / scale)      scale = max |.| / 448; 1 in
+    bf16
 
-One scale a matrix: e4m3 keeps its relative precision over 2^15, so a scale a channel gains nothing (measured). Runs on any device,
-in float32. An artifact keeps the tensors of LayerWeights as they are.
+One scale a matrix: e4m3 keeps its relative precision over 2^15, so a scale a channel gains nothing
+(measured). Runs on any device, in float32. An artifact keeps the tensors of LayerWeights as they are.
 """
 
 import math
@@ -22,7 +24,9 @@ HEADROOM = 2.0  # the largest activation of the calibration texts maps to half o
 
 @dataclass(frozen=True)
 class LayerSource:
-    """float32, logical order: qkv [N, H] (q over k over v), o [H, num_q D], gate_up [2 I, H] (gate over up), down [H, I]."""
+    """float32, logical order: qkv [N, H] (q over k over v), o [H, num_q D], gate_up [2 I, H] (gate over up),
+    down [H, I].
+    """
 
     qkv: Tensor
     o: Tensor
@@ -98,7 +102,9 @@ def prepare_layer(
     factors: Factors,
     next_factor: float,
 ) -> LayerWeights:
-    """precision: element type by matrix. next_factor: `Factors.qkv` of the layer after this one (1 after the last)."""
+    """precision: element type by matrix. next_factor: `Factors.qkv` of the layer after this one (1 after the
+    last).
+    """
     heads = shape.num_q + 2 * shape.num_kv
     qkv_order = layout.qkv_rows(heads, shape.head_dim)
     lin_order = layout.residual_rows(shape.hidden)

@@ -1,4 +1,6 @@
-"""The compiled library (built once a session, or BOUNDGEN_HOPPER_LIBRARY), and inputs shared by the kernel tests."""
+"""The compiled library (built once a session, or BOUNDGEN_HOPPER_LIBRARY), and inputs shared by the kernel
+tests.
+"""
 
 import os
 from collections.abc import Callable

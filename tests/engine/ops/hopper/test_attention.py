@@ -1,4 +1,6 @@
-"""Packed attention: the oracle against torch's attention on any machine, the kernel against the oracle on a GPU."""
+"""Packed attention: the oracle against torch's attention on any machine, the kernel against the oracle on a
+GPU.
+"""
 
 import math
 
@@ -80,7 +82,7 @@ def test_kernel(model, output, lengths, padding, library, poison, relative_error
 
 @pytest.mark.gpu
 def test_a_sample_does_not_depend_on_its_neighbours(library):
-    num_q, num_kv, d = heads = (16, 8, 128)
+    num_q, num_kv, _ = heads = (16, 8, 128)
     rows, cu_seqlens, positions = batch([100, 37, 200], 0, heads, "cuda")
     scales = torch.ones(1, device="cuda")
 

@@ -1,4 +1,6 @@
-"""The fused GEMMs on the GPU against their oracles: every model's shape, ragged rows, poisoned outputs, equal bits."""
+"""The fused GEMMs on the GPU against their oracles: every model's shape, ragged rows, poisoned outputs, equal
+bits.
+"""
 
 import pytest
 import torch
@@ -12,7 +14,8 @@ from tools.bench.synthetic import MODELS, rope_tables
 
 pytestmark = pytest.mark.gpu
 E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
-# bf16 results: their own rounding (2^-9) and the tensor cores' shorter 8-bit sums; e4m3 results: a few round the other way (2^-4 each)
+# bf16 results: their own rounding (2^-9) and the tensor cores' shorter 8-bit sums;
+# e4m3 results: a few round the other way (2^-4 each)
 TOLERANCE = {BF16: 4e-3, E4M3: 2e-2}
 ROWS = (1, 77, 256, 1000, 4096)
 

@@ -1,4 +1,6 @@
-"""Whole layers in a row, chained and not, against the plain float32 layer: through the oracles anywhere, through the kernels on a GPU."""
+"""Whole layers in a row, chained and not, against the plain float32 layer: through the oracles anywhere,
+through the kernels on a GPU.
+"""
 
 import pytest
 import torch
@@ -100,7 +102,9 @@ def test_a_chain_gives_the_bits_of_its_ops(model, lengths, library, poison):
 
 
 class Lane:
-    """Static inputs and a captured graph of two layers on a stream of its own; `result` is what a replay writes."""
+    """Static inputs and a captured graph of two layers on a stream of its own; `result` is what a replay
+    writes.
+    """
 
     def __init__(self, shape, precision, lengths, library, bucket=None):
         self.shape, self.precision, self.library = shape, precision, library
@@ -154,7 +158,9 @@ class Lane:
 
 @pytest.mark.gpu
 def test_four_lanes_at_once_give_the_bits_of_one(library):
-    """Chains, attentions and work lists of four sizes fill the chip together for seconds: none may wait for another one's blocks."""
+    """Chains, attentions and work lists of four sizes fill the chip together for seconds: none may wait for
+    another one's blocks.
+    """
     shape, precision = MODELS["qwen3-0.6b"].layer, PRECISIONS["e4m3"]
     lanes = [
         Lane(shape, precision, mixed_lengths(tokens, seed=tokens), library)
