@@ -29,7 +29,7 @@ from engine.ops.hopper.qkv import qkv
 from engine.ops.hopper.residual import residual
 from engine.ops.hopper.rows import embed
 from engine.ops.hopper.supports import MATRICES
-from tools.bench.prefill_chain import Captured, Chain
+from tools.bench.prefill_chain import Chain
 from tools.bench.synthetic import MODELS, mixed_lengths, useful_flops
 
 PEAK = {"e4m3": 1979e12, "bf16": 989e12}  # dense, datasheet
@@ -74,7 +74,7 @@ def burst_ms(graph: torch.cuda.CUDAGraph, runs: int = 15) -> float:
     return statistics.median(once() for _ in range(runs))
 
 
-def sustained_ms(graphs: list[torch.cuda.CUDAGraph], seconds: float = 1.0) -> tuple[float, str]:
+def sustained_ms(graphs: list[torch.cuda.CUDAGraph], seconds: float) -> tuple[float, str]:
     """Time a round of replays (one of each graph, each on its own stream) back to back, and the card's clock
     and power meanwhile.
     """
@@ -145,34 +145,35 @@ def bench_kernels(chain: Chain, tokens: int) -> dict[str, float]:
 
 
 def bench_chain(
-    chain: Chain, precision: str, tokens: int, kind: str, chained: bool
+    chain: Chain, tokens: int, kind: str, chained: bool, seconds: float
 ) -> dict[str, float | str]:
     """One graph of the whole model; chained: the GEMMs of a layer in one launch."""
     lengths = [128] * (tokens // 128) if kind == "128" else mixed_lengths(tokens)
     captured = chain.capture(chain.steps(chain.batch(lengths), chained=chained))
     flops = useful_flops(chain.model, lengths)
     burst = burst_ms(captured.graph)
-    sustained, state = sustained_ms([captured.graph])
+    sustained, state = sustained_ms([captured.graph], seconds)
     tera = {"burst": flops / burst / 1e9, "sustained": flops / sustained / 1e9}
-    share = tera["sustained"] * 1e12 / PEAK[precision]
+    name = "bf16" if chain.precision["qkv"] == torch.bfloat16 else "e4m3"
+    share = tera["sustained"] * 1e12 / PEAK[name]
     say(
-        f"T={tokens:5} {kind:5} {precision} {'chained' if chained else 'apart  '}: burst {burst:7.3f} ms "
+        f"T={tokens:5} {kind:5} {name} {'chained' if chained else 'apart  '}: burst {burst:7.3f} ms "
         f"{tera['burst']:5.0f}, sustained {sustained:7.3f} ms {tera['sustained']:5.0f} useful TFLOP/s, "
         f"mfu_weighted {share:.3f} [{state}]"
     )
     return {"burst_ms": burst, "sustained_ms": sustained, "state": state, **tera}
 
 
-def bench_lanes(chain: Chain, tokens: int) -> dict[str, float]:
+def bench_lanes(chain: Chain, tokens: int, seconds: float) -> dict[str, float]:
     """Two graphs at once, each with all and with half of the multiprocessors."""
     lengths, results = mixed_lengths(tokens), {}
-    for label, share in (("all", 0), ("half", 66)):
-        captured: list[Captured] = [
-            chain.capture(chain.steps(chain.batch(lengths, seed), max_sms=share)) for seed in (1, 2)
-        ]
-        total, state = sustained_ms([c.graph for c in captured])
+    for chained, share in product((True, False), (0, 66)):
+        steps = [chain.steps(chain.batch(lengths, seed), max_sms=share, chained=chained) for seed in (1, 2)]
+        captured = [chain.capture(step) for step in steps]
+        total, state = sustained_ms([c.graph for c in captured], seconds)
         tera = 2 * useful_flops(chain.model, lengths) / total / 1e9
-        say(f"two lanes of T={tokens}, {label} SMs each: {total:.3f} ms, {tera:.0f} useful TFLOP/s [{state}]")
+        label = f"{'chained' if chained else 'apart'}, {share or 'all'} SMs each"
+        say(f"two lanes of T={tokens}, {label}: {total:.3f} ms, {tera:.0f} useful TFLOP/s [{state}]")
         results[label] = tera
     return results
 
@@ -200,6 +201,10 @@ def main() -> None:
     parser.add_argument("--precision", default="e4m3", choices=sorted(ELEMENTS))
     parser.add_argument("--tokens", nargs="+", type=int, default=[1024, 2048, 4096, 8192])
     parser.add_argument(
+        "--kinds", nargs="+", default=["128", "mixed"], choices=["128", "mixed"], help="sample lengths"
+    )
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of a sustained measurement")
+    parser.add_argument(
         "--library", type=Path, help="a compiled library; without it one is built under build/hopper"
     )
     options = parser.parse_args()
@@ -219,9 +224,9 @@ def main() -> None:
         if "chain" in options.steps:
             for kind, chained in product(options.kinds, (True, False)):
                 name = f"chain_{tokens}_{kind}_{'chained' if chained else 'apart'}"
-                result[name] = bench_chain(chain, options.precision, tokens, kind, chained)
+                result[name] = bench_chain(chain, tokens, kind, chained, options.seconds)
         if "lanes" in options.steps and tokens <= 2048:
-            result[f"lanes_{tokens}"] = bench_lanes(chain, tokens)
+            result[f"lanes_{tokens}"] = bench_lanes(chain, tokens, options.seconds)
     say(json.dumps(result))
 
 

@@ -76,7 +76,7 @@ class Chain:
     def steps(
         self, inputs: Inputs, *, max_sms: int = 0, last_only: bool = False, chained: bool = True
     ) -> Callable[[], Tensor]:
-        """Enqueues one forward pass over static inputs when called; chained: one launch for a layer's GEMMs."""
+        """Enqueues a forward pass over static inputs when called; chained: one launch for a layer's GEMMs."""
         ids, positions, cu_seqlens = inputs
         shape, layers = self.model.layer, self.layers
         num_sms = max_sms or torch.cuda.get_device_properties(0).multi_processor_count

@@ -12,7 +12,10 @@
 
 namespace boundgen {
 
-constexpr int kPhases = 4, kTickets = 2;            // a ring of two tickets: the next one is fetched under the current tile
+#ifndef TICKETS
+#define TICKETS 2
+#endif
+constexpr int kPhases = 4, kTickets = TICKETS;            // a ring of two tickets: the next one is fetched under the current tile
 constexpr int kTicketReaders = kClusterSize * 11;  // of each block: the producer, two counters, eight consumer warps
 
 template <int BO, int BG, int BQ, int D, class Out> struct ChainParams {
@@ -185,12 +188,18 @@ __global__ void __launch_bounds__(kGemmThreads, 1) chain_kernel(const __grid_con
       }
       const Place<BO, BG, BQ> at(p, t, rank);
       const Fragment f(at.row + group * 64, p.m, at.col, p.n[at.phase]);
+#ifdef EARLY_RELEASE
+      __syncwarp();
+      if ((threadIdx.x & 31) == 0) tickets.release(n);
+#endif
       const int num_k = p.num_k[at.phase];
       if (at.phase == 1) consume_tile<GateUp<BG, Out>, Elem, BG, RING>(p.gate_up, num_k, nothing, ring, f, group, it, first);
       else if (at.phase == 3) consume_tile<Qkv<BQ, D>, Elem, BQ, RING>(p.qkv, num_k, heads, ring, f, group, it, first);
       else consume_tile<Residual<BO>, Elem, BO, RING>(at.phase ? p.down : p.o, num_k, none, ring, f, group, it, first);
       asm volatile("bar.sync %0, 128;" ::"r"(2 + group) : "memory");  // all of the warpgroup's stores are out
+#ifndef EARLY_RELEASE
       if ((threadIdx.x & 31) == 0) tickets.release(n);
+#endif
       if ((threadIdx.x & 127) == 0 && at.phase + 1 < kPhases) {
         asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(shared_address(finished + group)) : "memory");
       }
@@ -233,7 +242,7 @@ template <class Elem, int BO, int D> int launch_chain(const ChainCall& call) {
   p.gate_up = reinterpret_cast<const typename GateUp<BG, Elem>::Params&>(call.gate_up);
   p.qkv = reinterpret_cast<const typename Qkv<BQ, D>::Params&>(call.qkv);
   p.m = call.m;
-  p.stagger = depth > 2 ? 2 : 0;
+  p.stagger = depth > kStagger ? kStagger : 0;
   p.scratch = call.scratch;
   p.row_blocks = pairs * kClusterSize;
   return launch_clusters(chain_kernel<Elem, BO, BG, BQ, D, Elem>, p, kGemmShared<256>, p.end[kPhases - 1], call.max_sms, call.dependent, call.stream);

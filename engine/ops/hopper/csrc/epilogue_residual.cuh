@@ -17,16 +17,22 @@ template <int BN> struct Residual {
   struct Shared {};
   static __device__ __forceinline__ void prepare(const Params&, Shared&) {}
 
-  uint4 old[BN / 32];
+#ifndef ROWS_AHEAD
+#define ROWS_AHEAD 1
+#endif
+  uint4 old[ROWS_AHEAD][BN / 32];
   float scale, quantise;
   __device__ __forceinline__ void begin(const Params&, const Fragment&) {}
   __device__ __forceinline__ void load(const Params& p, const Fragment& f) {
     scale = __ldg(p.scales);
     quantise = __ldg(p.scales + 1);
-    const __nv_bfloat16* x = p.x + static_cast<size_t>(f.safe[0]) * f.n + f.col0 + 8 * f.q;
 #pragma unroll
-    for (int g = 0; g < BN / 32; g++)
-      old[g] = f.col0 + 32 * g < f.n ? __ldcg(reinterpret_cast<const uint4*>(x + 32 * g)) : make_uint4(0, 0, 0, 0);
+    for (int i = 0; i < ROWS_AHEAD; i++) {
+      const __nv_bfloat16* x = p.x + static_cast<size_t>(f.safe[i]) * f.n + f.col0 + 8 * f.q;
+#pragma unroll
+      for (int g = 0; g < BN / 32; g++)
+        old[i][g] = f.col0 + 32 * g < f.n ? __ldcg(reinterpret_cast<const uint4*>(x + 32 * g)) : make_uint4(0, 0, 0, 0);
+    }
   }
   __device__ __forceinline__ void store(const Params& p, const Shared&, const Fragment& f, float (&acc)[BN / 2]) {
     const __nv_bfloat16* second = p.x + static_cast<size_t>(f.safe[1]) * f.n + f.col0 + 8 * f.q;
@@ -38,8 +44,8 @@ template <int BN> struct Residual {
       for (int g = 0; g < BN / 32; g++) {
         const bool inside = f.col0 + 32 * g < f.n;  // a ragged last tile: zeros outside, and nothing stored. Predicates, no branches
         const float* a = acc + 16 * g + 2 * i;
-        const uint4 o = old[g];
-        if (i == 0 && inside) old[g] = __ldcg(reinterpret_cast<const uint4*>(second + 32 * g));  // the second row takes the register over
+        const uint4 o = old[i % ROWS_AHEAD][g];
+        if (ROWS_AHEAD == 1 && i == 0 && inside) old[0][g] = __ldcg(reinterpret_cast<const uint4*>(second + 32 * g));  // the second row takes the register over
         const float v[8] = {fmaf(a[0], scale, bf16_low(o.x)), fmaf(a[1], scale, bf16_high(o.x)), fmaf(a[4], scale, bf16_low(o.y)),
                             fmaf(a[5], scale, bf16_high(o.y)), fmaf(a[8], scale, bf16_low(o.z)), fmaf(a[9], scale, bf16_high(o.z)),
                             fmaf(a[12], scale, bf16_low(o.w)), fmaf(a[13], scale, bf16_high(o.w))};
@@ -55,12 +61,13 @@ template <int BN> struct Residual {
         }
       }
       squares = quad_sum(squares);
-      if (f.valid[i] && f.q == 0) {
-        float* slots = p.partials + static_cast<size_t>(f.row[i]) * kPartials;
-        const int tile = f.col0 / BN;
-        slots[tile] = squares;
-        if (f.col0 + BN >= f.n)  // readers add all the slots
-          for (int z = tile + 1; z < kPartials; z++) slots[z] = 0.f;
+      if (!f.valid[i]) continue;
+      float* slots = p.partials + static_cast<size_t>(f.row[i]) * kPartials;
+      const int tile = f.col0 / BN;
+      if (f.q == 0) slots[tile] = squares;
+      if (f.col0 + BN >= f.n) {  // readers add all the slots: each lane of the quad clears its two behind the last tile
+        if (2 * f.q > tile) slots[2 * f.q] = 0.f;
+        if (2 * f.q + 1 > tile) slots[2 * f.q + 1] = 0.f;
       }
     }
   }

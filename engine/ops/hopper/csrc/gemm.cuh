@@ -15,6 +15,14 @@ constexpr int kOperandBytes = kRows * 128;  // the activation half of a stage
 template <int BN> constexpr int kStages = BN == 256 ? 4 : BN == 192 ? 5 : 6;  // what 227 KiB hold
 template <int BN> constexpr int kStageBytes = kOperandBytes + BN * 128;
 template <int BN> constexpr int kGemmShared = kStages<BN> * kStageBytes<BN> + 1024;  // + alignment to the swizzle's period
+#ifndef LOAD_AHEAD
+#define LOAD_AHEAD 2
+#endif
+constexpr int kLoadAhead = LOAD_AHEAD;  // stages before the end at which the epilogue's operands are asked for
+#ifndef STAGGER
+#define STAGGER 2
+#endif
+constexpr int kStagger = STAGGER;
 constexpr int kPartials = 8;  // slots of a row's partial sums of squares: one 32-byte sector
 
 template <class Epilogue> struct GemmParams {
@@ -58,8 +66,8 @@ __device__ __forceinline__ void consume_tile(const typename Epilogue::Params& pa
   float acc[BN / 2];
 #pragma unroll
   for (int i = 0; i < BN / 2; i++) acc[i] = 0.f;  // ends the live range of the tile before
-  int previous = 0;
-  for (int k = 0; k < num_k; k++, it++) {
+  int previous = 0, k = 0;
+  auto step = [&]() {
     const int s = it % S;
     barrier_wait(ring.full + 8 * s, (it / S) & 1);
     const uint32_t stage = ring.base + s * kStageBytes<RING>;
@@ -77,8 +85,15 @@ __device__ __forceinline__ void consume_tile(const typename Epilogue::Params& pa
       asm volatile("bar.arrive 1, 256;" ::: "memory");
       first = -1;
     }
-  }
-  epilogue.load(params, f);  // in flight while the last products run
+    k++;
+    it++;
+  };
+  const int early = num_k > kLoadAhead ? num_k - kLoadAhead : 1;  // not before a stage has come: in a chain, its rows are ready then
+#pragma unroll 1
+  while (k < early) step();
+  epilogue.load(params, f);
+#pragma unroll 1
+  while (k < num_k) step();
   mma_wait<0>();
   mma_results(acc);
   release(previous);
@@ -193,7 +208,7 @@ template <class Elem, int BN, class Epilogue> int launch_gemm(const GemmCall& ca
   p.m = call.m;
   p.n = call.n;
   p.num_k = (row_bytes + 127) / 128;
-  p.stagger = p.num_k > 2 ? 2 : 0;
+  p.stagger = p.num_k > kStagger ? kStagger : 0;
   const int tiles = ((call.n + BN - 1) / BN) * ((call.m + kRows * kClusterSize - 1) / (kRows * kClusterSize));
   return launch_clusters(gemm_kernel<Elem, BN, Epilogue>, p, kGemmShared<BN>, tiles, call.max_sms, call.dependent, call.stream);
 }
