@@ -79,3 +79,19 @@ def deal(rows: int, width: int, tile: int, clusters: int) -> Iterator[tuple[int,
                     (t % tiles_n) * tile,
                     order,
                 )
+
+
+def chain_tickets(rows: int, widths: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
+    """(phase, row pair, first column, waits for all tickets below this) by ascending ticket, as chain.cuh deals.
+
+    widths: (outputs, tile) of each phase. A tile waits for every tile of its row pair in the phase before.
+    """
+    pairs, first = math.ceil(rows / (ROWS * CLUSTER)), 0
+    before = 0  # tiles a row pair had in the phase before
+    start_before = 0
+    for phase, (width, tile) in enumerate(widths):
+        tiles_n = math.ceil(width / tile)
+        for local in range(pairs * tiles_n):
+            pair = local // tiles_n
+            yield phase, pair, local % tiles_n * tile, start_before + (pair + 1) * before if phase else 0
+        before, start_before, first = tiles_n, first, first + pairs * tiles_n

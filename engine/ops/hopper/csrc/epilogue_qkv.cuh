@@ -31,7 +31,7 @@ template <int BN, int D> struct Qkv {
   RowFactor factor;
   float scale;
   int position[2];
-  uint4 c[kGroups], s[kGroups];
+  uint4 c[2][kGroups], s[2][kGroups];  // asked for early: they come from far
   __device__ __forceinline__ void begin(const Params& p, const Fragment& f) {  // the tables' addresses hang on these loads
     position[0] = static_cast<int>(__ldg(p.positions + f.safe[0]));
     position[1] = static_cast<int>(__ldg(p.positions + f.safe[1]));
@@ -40,20 +40,20 @@ template <int BN, int D> struct Qkv {
     factor.load(p.partials, f);
     scale = __ldg(p.scales);
     load_angles(p, f, 0);
+    load_angles(p, f, 1);
   }
   __device__ __forceinline__ void load_angles(const Params& p, const Fragment& f, int i) {
 #pragma unroll
     for (int g = 0; g < kGroups; g++) {
       const int offset = position[i] * (D / 2) + 32 * g + 8 * f.q;
-      c[g] = __ldg(reinterpret_cast<const uint4*>(p.cosines + offset));
-      s[g] = __ldg(reinterpret_cast<const uint4*>(p.sines + offset));
+      c[i][g] = __ldg(reinterpret_cast<const uint4*>(p.cosines + offset));
+      s[i][g] = __ldg(reinterpret_cast<const uint4*>(p.sines + offset));
     }
   }
   __device__ __forceinline__ void store(const Params& p, const Shared& shared, const Fragment& f, float (&acc)[BN / 2]) {
     const int rotated = (p.num_q + p.num_kv) * D;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      if (i) load_angles(p, f, 1);
       const float r = factor.value(i, p.inv_width, p.eps) * scale;
 #pragma unroll
       for (int h = 0; h < BN / D; h++) {
@@ -62,7 +62,7 @@ template <int BN, int D> struct Qkv {
         const bool biased = p.bias && col < f.n;
         if (biased) add_bias(p.bias + col + 2 * f.q, acc + h * (D / 2) + 2 * i, r);
         rotate(p, shared.weight + kind * D + 8 * f.q, kind < 2, out, acc + h * (D / 2) + 2 * i, biased ? 1.f : r,
-               f.valid[i] && col < f.n);
+               f.valid[i] && col < f.n, c[i], s[i]);
       }
     }
   }
@@ -76,7 +76,8 @@ template <int BN, int D> struct Qkv {
   }
   // One head of one row. A v head goes the same way with weight 1 and angle 0, which changes no bit: the epilogue's code has to stay
   // small, since it is what the instruction cache holds least of.
-  __device__ __forceinline__ void rotate(const Params& p, const float* weight, bool rotated, __nv_bfloat16* out, const float* a, float r, bool valid) const {
+  __device__ __forceinline__ void rotate(const Params& p, const float* weight, bool rotated, __nv_bfloat16* out, const float* a, float r, bool valid,
+                                         const uint4 (&c)[kGroups], const uint4 (&s)[kGroups]) const {
     float total = r;
     if (p.head_norm && rotated) {
       float squares = 0.f;

@@ -17,17 +17,14 @@ template <int BN> struct Residual {
   struct Shared {};
   static __device__ __forceinline__ void prepare(const Params&, Shared&) {}
 
-#ifndef ROWS_AHEAD
-#define ROWS_AHEAD 1
-#endif
-  uint4 old[ROWS_AHEAD][BN / 32];
+  uint4 old[2][BN / 32];
   float scale, quantise;
   __device__ __forceinline__ void begin(const Params&, const Fragment&) {}
   __device__ __forceinline__ void load(const Params& p, const Fragment& f) {
     scale = __ldg(p.scales);
     quantise = __ldg(p.scales + 1);
 #pragma unroll
-    for (int i = 0; i < ROWS_AHEAD; i++) {
+    for (int i = 0; i < 2; i++) {
       const __nv_bfloat16* x = p.x + static_cast<size_t>(f.safe[i]) * f.n + f.col0 + 8 * f.q;
 #pragma unroll
       for (int g = 0; g < BN / 32; g++)
@@ -35,7 +32,6 @@ template <int BN> struct Residual {
     }
   }
   __device__ __forceinline__ void store(const Params& p, const Shared&, const Fragment& f, float (&acc)[BN / 2]) {
-    const __nv_bfloat16* second = p.x + static_cast<size_t>(f.safe[1]) * f.n + f.col0 + 8 * f.q;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const size_t offset = static_cast<size_t>(f.row[i]) * f.n + f.col0 + 8 * f.q;
@@ -44,8 +40,7 @@ template <int BN> struct Residual {
       for (int g = 0; g < BN / 32; g++) {
         const bool inside = f.col0 + 32 * g < f.n;  // a ragged last tile: zeros outside, and nothing stored. Predicates, no branches
         const float* a = acc + 16 * g + 2 * i;
-        const uint4 o = old[i % ROWS_AHEAD][g];
-        if (ROWS_AHEAD == 1 && i == 0 && inside) old[0][g] = __ldcg(reinterpret_cast<const uint4*>(second + 32 * g));  // the second row takes the register over
+        const uint4 o = old[i][g];
         const float v[8] = {fmaf(a[0], scale, bf16_low(o.x)), fmaf(a[1], scale, bf16_high(o.x)), fmaf(a[4], scale, bf16_low(o.y)),
                             fmaf(a[5], scale, bf16_high(o.y)), fmaf(a[8], scale, bf16_low(o.z)), fmaf(a[9], scale, bf16_high(o.z)),
                             fmaf(a[12], scale, bf16_low(o.w)), fmaf(a[13], scale, bf16_high(o.w))};

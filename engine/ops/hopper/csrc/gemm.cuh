@@ -15,14 +15,8 @@ constexpr int kOperandBytes = kRows * 128;  // the activation half of a stage
 template <int BN> constexpr int kStages = BN == 256 ? 4 : BN == 192 ? 5 : 6;  // what 227 KiB hold
 template <int BN> constexpr int kStageBytes = kOperandBytes + BN * 128;
 template <int BN> constexpr int kGemmShared = kStages<BN> * kStageBytes<BN> + 1024;  // + alignment to the swizzle's period
-#ifndef LOAD_AHEAD
-#define LOAD_AHEAD 2
-#endif
-constexpr int kLoadAhead = LOAD_AHEAD;  // stages before the end at which the epilogue's operands are asked for
-#ifndef STAGGER
-#define STAGGER 2
-#endif
-constexpr int kStagger = STAGGER;
+constexpr int kLoadAhead = 2;  // stages before the end at which the epilogue's operands are asked for
+constexpr int kStagger = 2;  // stages by which the second warpgroup starts later (1 and 3: no difference)
 constexpr int kPartials = 8;  // slots of a row's partial sums of squares: one 32-byte sector
 
 template <class Epilogue> struct GemmParams {

@@ -49,3 +49,19 @@ def test_chains_take_wide_tiles_where_they_fill_the_chip(rows, width, want):
 def test_partial_sums_fit_their_slots():
     assert tiles.residual_widths(1536) == (192, 256)
     assert tiles.residual_widths(4096) == ()
+
+
+@pytest.mark.parametrize("rows", [1, 1000, 4096])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_chain_waits_for_lower_tickets_only(model, rows):
+    """The argument against deadlocks: the lowest unfinished ticket never waits, whichever clusters run."""
+    shape = MODELS[model].layer
+    o = tiles.chain_width(rows, shape.hidden)
+    widths = ((shape.hidden, o), (2 * shape.intermediate, 256), (shape.hidden, o), (shape.qkv_width, 256))
+    tickets = list(tiles.chain_tickets(rows, widths))
+    assert all(waits_for <= ticket for ticket, (*_, waits_for) in enumerate(tickets))
+    last_of_pair = {(phase, pair): ticket for ticket, (phase, pair, _, _) in enumerate(tickets)}
+    assert all(
+        waits_for == last_of_pair[phase - 1, pair] + 1 for phase, pair, _, waits_for in tickets if phase
+    )
+    assert len({ticket[:3] for ticket in tickets}) == len(tickets)
