@@ -82,7 +82,7 @@ def deal(rows: int, width: int, tile: int, clusters: int) -> Iterator[tuple[int,
 
 
 def chain_tickets(rows: int, widths: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
-    """(phase, row pair, first column, waits for all tickets below this) by ascending ticket, as chain.cuh deals.
+    """(phase, row pair, first column, number of the first ticket not waited for) by ascending ticket.
 
     widths: (outputs, tile) of each phase. A tile waits for every tile of its row pair in the phase before.
     """
