@@ -43,8 +43,10 @@ def export_decoder(decoder: nn.Module, bounds: BatchBounds, device: torch.device
 
 
 def compile_package(exported: ExportedProgram, path: Path, *, as_traced: bool = False) -> None:
-    """Minutes of C++ compilation; writes `path`, a .pt2. `as_traced`: no strides but those that kernels of our
-    own were traced with."""
+    """Minutes of C++ compilation; writes `path`, a .pt2.
+
+    `as_traced`: no strides but those that kernels of our own were traced with.
+    """
     options = _OPTIONS | ({"comprehensive_padding": False} if as_traced else {})
     with torch.no_grad(), _expected_warnings():
         torch._inductor.aoti_compile_and_package(exported, package_path=str(path), inductor_configs=options)

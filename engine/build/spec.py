@@ -25,9 +25,9 @@ class BuildSpec:
     `bounds` are of one packed batch, which may hold several requests. `ignore_options` names options of the
     checkpoint's configuration that the user states to be without effect. `cache` keeps the native library.
 
-    `precision` asks for CUDA operations of our own, served from captured graphs, and is that of their matrices;
-    None: torch's operations. "fp8" needs sm_89. Its activations are scaled per tensor from `calibration` texts
-    ("static", the fastest) or per token as they are made.
+    `precision` asks for CUDA operations of our own, served from captured graphs, and is that of their
+    matrices; None: torch's operations. "fp8" needs sm_89; its activations are scaled per tensor from
+    `calibration` texts ("static", the fastest) or per token as they are made.
     """
 
     model: Path
