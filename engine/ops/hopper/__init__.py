@@ -4,4 +4,6 @@
 A layer is attention -> residual (o) -> gate_up -> residual (down) -> qkv of the next layer. RMSNorm has no
 kernel: its weight is folded into the next matrix, and its row factor is applied by the next product from sums
 of squares that `residual` leaves.
+
+No build chooses them yet: tests and tools/bench/kernels.py are what runs them.
 """
