@@ -21,6 +21,7 @@ from engine.errors import ArtifactError, ConfigError
 from engine.manifest import FORMAT, PACKAGE, TOKENIZER, WEIGHTS, Manifest, Parity, file_digest, read_manifest
 from engine.models.weights import EMBEDDING, LM_HEAD, SCORE
 from engine.packed import BatchBounds
+from engine.runtime.graph_lanes import GraphLanePool
 from engine.runtime.lanes import LanePool
 from engine.runtime.machine import cpu_features, device_arch, torch_release
 from engine.runtime.native import LIBRARY, load_native
@@ -96,7 +97,8 @@ class Artifact:
 
     def open_lanes(self, lanes: int, threads: int = 1) -> LanePool:
         """`lanes` threads, each with its own runner over the shared weights and `threads` CPU threads."""
-        return LanePool(
+        kind = LanePool if self.manifest.plan is None else GraphLanePool
+        return kind(
             self.path / PACKAGE,
             self._weights,
             self.bounds,

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.export import Dim, ExportedProgram
 
-from engine.models.decoder import PackedDecoder
 from engine.packed import MIN_SAMPLES, BatchBounds
 
 _OPTIONS: dict[str, Any] = {
@@ -24,7 +24,7 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
-def export_decoder(decoder: PackedDecoder, bounds: BatchBounds, device: torch.device) -> ExportedProgram:
+def export_decoder(decoder: nn.Module, bounds: BatchBounds, device: torch.device) -> ExportedProgram:
     """The decoder's graph for 2..bounds samples and tokens, and the padding sample that `pack` may add."""
     # torch 2.11 takes the example's sizes for hints: the largest there are.
     num_samples = max(bounds.samples, MIN_SAMPLES) + 1
@@ -42,10 +42,14 @@ def export_decoder(decoder: PackedDecoder, bounds: BatchBounds, device: torch.de
         )
 
 
-def compile_package(exported: ExportedProgram, path: Path) -> None:
-    """Minutes of C++ compilation; writes `path`, a .pt2."""
+def compile_package(exported: ExportedProgram, path: Path, *, as_traced: bool = False) -> None:
+    """Minutes of C++ compilation; writes `path`, a .pt2.
+
+    `as_traced`: no strides but those that kernels of our own were traced with.
+    """
+    options = _OPTIONS | ({"comprehensive_padding": False} if as_traced else {})
     with torch.no_grad(), _expected_warnings():
-        torch._inductor.aoti_compile_and_package(exported, package_path=str(path), inductor_configs=_OPTIONS)
+        torch._inductor.aoti_compile_and_package(exported, package_path=str(path), inductor_configs=options)
 
 
 @contextmanager

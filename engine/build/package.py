@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.build.compilation import compile_package, export_decoder
 from engine.build.compiler import CompilerCheck, require_compiler
+from engine.build.cuda_package import write_cuda_package
 from engine.build.native import build_native, default_cache
 from engine.build.parity import measure_parity
 from engine.build.spec import BuildSpec
@@ -37,7 +38,9 @@ from engine.manifest import (
 )
 from engine.models.checkpoint import Checkpoint, load_checkpoint
 from engine.models.decoder import PackedDecoder
+from engine.models.plan import Plan
 from engine.models.weights import LM_HEAD, SCORE, convert_weights
+from engine.runtime.graph_lanes import GraphLanePool
 from engine.runtime.lanes import LanePool
 from engine.runtime.machine import cpu_features, device_arch
 from engine.runtime.native import LIBRARY, load_native
@@ -67,13 +70,13 @@ def build_artifact(spec: BuildSpec, progress: Progress = lambda stage: None) -> 
             spec.model, max_tokens=spec.bounds.tokens_per_sample, ignore=spec.ignore_options
         )
         _write_weights(spec, checkpoint, folder)
-        _write_package(spec, checkpoint, folder, progress)
+        plan = _write_package(spec, checkpoint, folder, progress)
         progress("comparing with transformers")
-        parity = _measure(spec, checkpoint, folder)
+        parity = _measure(spec, checkpoint, folder, plan)
         progress("writing the artifact")
         for path in folder.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors writes for its owner alone
-        write_manifest(folder, _describe(spec, checkpoint, parity, compiler, folder))
+        write_manifest(folder, _describe(spec, checkpoint, parity, compiler, folder, plan))
         _publish(folder, spec.out, Path(scratch, "replaced"))
     return spec.out
 
@@ -94,7 +97,9 @@ def _write_weights(spec: BuildSpec, checkpoint: Checkpoint, folder: Path) -> Non
         checkpoint.tokenizer.save_pretrained(str(folder / TOKENIZER))
 
 
-def _write_package(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, progress: Progress) -> None:
+def _write_package(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, progress: Progress) -> Plan | None:
+    if spec.precision is not None:
+        return write_cuda_package(spec, spec.precision, checkpoint, folder, progress)
     progress("exporting")
     device = torch.device(spec.device)
     weights = load_file(folder / WEIGHTS, device=spec.device)
@@ -103,10 +108,11 @@ def _write_package(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, progre
     exported = export_decoder(decoder, spec.bounds, device)
     progress("compiling the model")
     compile_package(exported, folder / PACKAGE)
+    return None
 
 
-def _measure(spec: BuildSpec, checkpoint: Checkpoint, folder: Path) -> Parity:
-    pool = LanePool(
+def _measure(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, plan: Plan | None) -> Parity:
+    pool = (LanePool if plan is None else GraphLanePool)(
         folder / PACKAGE,
         load_file(folder / WEIGHTS, device=spec.device),
         spec.bounds,
@@ -121,15 +127,16 @@ def _measure(spec: BuildSpec, checkpoint: Checkpoint, folder: Path) -> Parity:
             checkpoint,
             lambda packed: pool.executor.submit(pool.forward, packed).result(),
             spec.bounds,
-            spec.dtype_name,
+            "fp8" if plan is not None and plan.quantises else spec.dtype_name,
         )
     finally:
         pool.close()
 
 
 def _describe(
-    spec: BuildSpec, checkpoint: Checkpoint, parity: Parity, compiler: CompilerCheck, folder: Path
-) -> Manifest:
+    spec: BuildSpec, checkpoint: Checkpoint, parity: Parity, compiler: CompilerCheck, folder: Path,
+    plan: Plan | None,
+) -> Manifest:  # fmt: skip
     is_file = spec.model.is_file()
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return Manifest(
@@ -156,6 +163,7 @@ def _describe(
         ),
         parity=parity,
         files={path.relative_to(folder).as_posix(): file_digest(path) for path in files},
+        plan=None if plan is None else plan.to_manifest(),
     )
 
 

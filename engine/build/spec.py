@@ -12,6 +12,8 @@ from engine.errors import ConfigError
 from engine.packed import BatchBounds
 
 Dtype = Literal["float32", "bfloat16"]
+Precision = Literal["bf16", "fp8"]
+Scaling = Literal["static", "token"]
 Device = Literal["cpu", "cuda"]
 _DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -22,6 +24,10 @@ class BuildSpec:
 
     `bounds` are of one packed batch, which may hold several requests. `ignore_options` names options of the
     checkpoint's configuration that the user states to be without effect. `cache` keeps the native library.
+
+    `precision` asks for CUDA operations of our own, served from captured graphs, and is that of their
+    matrices; None: torch's operations. "fp8" needs sm_89; its activations are scaled per tensor from
+    `calibration` texts ("static", the fastest) or per token as they are made.
     """
 
     model: Path
@@ -32,6 +38,9 @@ class BuildSpec:
     bounds: BatchBounds = field(default_factory=lambda: BatchBounds(256, 8192, 512))
     ignore_options: tuple[str, ...] = ()
     cache: Path | None = None
+    precision: Precision | None = None
+    scaling: Scaling = "static"
+    calibration: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -42,6 +51,9 @@ class BuildSpec:
             raise ConfigError("dtype", self.dtype, f"must be one of {', '.join(_DTYPES)}")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("device", self.device, f"torch {torch.__version__} sees no CUDA device here")
+
+        if self.precision is not None and (self.device, self.dtype_name) != ("cuda", "bfloat16"):
+            raise ConfigError("precision", self.precision, "needs device cuda and dtype bfloat16")
 
     @property
     def dtype_name(self) -> Dtype:

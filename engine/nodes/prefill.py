@@ -63,6 +63,7 @@ class Prefill(Node):
         self._head = head(
             read_options(head.Options, options.model_extra or {}), opened.artifact, context.directory
         )
+        self._lanes.prepare(self._head.compute)
         self.produces = head.produces
         self.labels = self._head.labels
         self.executor = opened.lanes.executor

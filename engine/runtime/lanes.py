@@ -89,6 +89,9 @@ class LanePool:
             lane.stream.synchronize()
             return copies
 
+    def prepare(self, head: Head) -> None:
+        """Tell a pool which heads will come, before work does: one that captures graphs makes them now."""
+
     def close(self) -> None:
         """Finish what was submitted, then free the runners; idempotent."""
         self.executor.shutdown(wait=True)

@@ -35,6 +35,20 @@ class Dtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class Precision(StrEnum):
+    """Of the matrices on CUDA."""
+
+    BF16 = "bf16"
+    FP8 = "fp8"
+
+
+class Scaling(StrEnum):
+    """Of 8-bit activations: from calibration texts, or a token at a time."""
+
+    STATIC = "static"
+    TOKEN = "token"
+
+
 @app.command(epilog="Example: [bold]boundgen build --model ./Qwen3-0.6B --out ./artifacts/qwen3[/]")
 def build(
     model: Annotated[
@@ -47,6 +61,18 @@ def build(
     device: Annotated[Device, typer.Option(help="What to compile for.")] = Device.CPU,
     dtype: Annotated[
         Dtype | None, typer.Option(help="float32 on a CPU and bfloat16 on CUDA without it.")
+    ] = None,
+    precision: Annotated[
+        Precision | None,
+        typer.Option(
+            help="CUDA: kernels of our own in captured graphs, matrices in this precision (fp8 needs sm_89). "
+            "Without it torch's kernels, no graphs."
+        ),
+    ] = None,
+    scaling: Annotated[Scaling, typer.Option(help="How fp8 activations are scaled.")] = Scaling.STATIC,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Texts for static scales, one a line."),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Most samples in one packed batch.")] = 256,
     tokens_per_request: Annotated[
@@ -72,6 +98,9 @@ def build(
         dtype=None if dtype is None else dtype.value,
         bounds=make_bounds(samples, tokens_per_request, tokens_per_sample),
         ignore_options=tuple(ignore_option or ()),
+        precision=None if precision is None else precision.value,
+        scaling=scaling.value,
+        calibration=() if calibration is None else tuple(calibration.read_text("utf-8").splitlines()),
     )
     with Steps() as say:
         path = build_artifact(spec, say)

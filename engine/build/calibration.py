@@ -1,0 +1,47 @@
+"""Static scales of activations: what reaches each matrix of the eager decoder on calibration texts.
+
+    scale = margin * max |input| / 448
+
+Only the mechanism: which matrices bear it is for an accuracy budget to say. Runs on the decoder's device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from engine.models.decoder import PackedDecoder
+from engine.ops.portable.quantised import E4M3_MAX, MIN_SCALE
+from engine.packed import PackedBatch
+
+MARGIN = 2.0  # the largest value seen fills half the range; e4m3 loses no precision by it
+
+
+def calibrate(
+    decoder: PackedDecoder, batches: Iterable[PackedBatch], margin: float = MARGIN
+) -> dict[str, float]:
+    """Module name of each linear layer -> scale of its input; ValueError where no batch is given."""
+    device = decoder.inv_freq.device
+    largest: dict[str, Tensor] = {}
+
+    def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def look(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            seen = inputs[0].detach().abs().max().float()
+            largest[name] = torch.maximum(largest[name], seen) if name in largest else seen
+
+        return look
+
+    linears = [(name, module) for name, module in decoder.named_modules() if isinstance(module, nn.Linear)]
+    hooks = [module.register_forward_pre_hook(watch(name)) for name, module in linears]
+    try:
+        with torch.inference_mode():
+            for batch in batches:
+                decoder(batch.input_ids.to(device), batch.positions.to(device), batch.cu_seqlens.to(device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not largest:
+        raise ValueError("batches: none given")
+    return {name: max(margin * seen.item() / E4M3_MAX, MIN_SCALE) for name, seen in largest.items()}

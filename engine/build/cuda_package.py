@@ -1,0 +1,73 @@
+"""The CUDA half of a build: plan, calibration, quantised weights, and the package compiled from them.
+
+Whoever asks for what cannot be served gets the nearest that can, and the plan's notes say so. Needs the
+device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from engine.build.calibration import calibrate
+from engine.build.compilation import compile_package, export_decoder
+from engine.build.probes import probe_samples
+from engine.build.spec import BuildSpec, Precision
+from engine.manifest import PACKAGE, WEIGHTS
+from engine.models.checkpoint import Checkpoint
+from engine.models.cuda_decoder import CudaDecoder
+from engine.models.cuda_weights import prepare_weights
+from engine.models.decoder import PackedDecoder
+from engine.models.plan import Plan, choose_plan
+from engine.packed import pack
+
+
+def write_cuda_package(
+    spec: BuildSpec,
+    precision: Precision,
+    checkpoint: Checkpoint,
+    folder: Path,
+    progress: Callable[[str], None],
+) -> Plan:
+    """Replaces the weights in `folder` by prepared ones and writes the package; the plan goes to the
+    manifest."""
+    architecture, device = checkpoint.architecture, torch.device(spec.device)
+    stored = load_file(folder / WEIGHTS, device=spec.device)
+    weights = {name: stored.pop(name) for name in checkpoint.weights}
+    major, minor = torch.cuda.get_device_capability(device)
+    plan = choose_plan(architecture, precision, arch=10 * major + minor, static=spec.scaling == "static")
+    for note in plan.notes:
+        progress(f"plan: {note}")
+    scales = None
+    if plan.quantises and plan.scaling == "static":
+        progress("calibrating")
+        decoder = PackedDecoder.from_weights(architecture, weights, spec.bounds.tokens_per_sample)
+        scales = calibrate(decoder, (pack([ids]) for ids in _calibration_samples(spec, checkpoint)))
+    prepared = prepare_weights(
+        weights, architecture, plan, max_seqlen=spec.bounds.tokens_per_sample, input_scales=scales
+    )
+    progress("exporting")
+    exported = export_decoder(
+        CudaDecoder.from_weights(architecture, prepared, plan, spec.bounds), spec.bounds, device
+    )
+    progress("compiling the model")
+    compile_package(exported, folder / PACKAGE, as_traced=True)
+    save_file(_on_cpu(prepared | stored), folder / WEIGHTS)
+    return plan
+
+
+def _calibration_samples(spec: BuildSpec, checkpoint: Checkpoint) -> list[list[int]]:
+    """The texts that were given, or the probes where there are none; cut to the bounds."""
+    longest = spec.bounds.tokens_per_sample
+    if not spec.calibration or checkpoint.tokenizer is None:
+        return probe_samples(checkpoint.tokenizer, checkpoint.architecture.vocab_size, longest, frozenset())
+    samples = [checkpoint.tokenizer(text)["input_ids"][:longest] for text in spec.calibration]
+    return [sample for sample in samples if sample]
+
+
+def _on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}

@@ -1,0 +1,137 @@
+"""The layers of a packed decoder on CUDA, built from a plan: every step one operation of engine.ops.portable.
+
+The residual stream is x plus a `delta` that the next norm takes in, so that no addition is a pass of its own.
+A matrix says what its producer must emit; the producers are norms, attention and the gate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.models.architecture import Architecture
+from engine.models.plan import LayerPlan, Precision, Scaling
+from engine.ops.portable.activation import silu_mul
+from engine.ops.portable.attention import varlen_attention
+from engine.ops.portable.gate_up import gate_up
+from engine.ops.portable.linear import linear_e4m3
+from engine.ops.portable.norm import add_rms_norm
+from engine.ops.portable.quantise import quantise_rows
+from engine.ops.portable.quantised import E4M3, Activation, Quantise
+from engine.ops.portable.rotary import head_norm_rope
+
+LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What every layer needs of a packed batch."""
+
+    positions: Tensor  # int64[T]
+    cu_seqlens: Tensor  # int32[S+1]
+    tiles: Tensor  # of attention_tiles
+    tables: tuple[Tensor, Tensor]  # rotary cos and sin
+
+
+class Matrix(nn.Module):
+    """One weight [out, in] in its planned precision; `quantise` is what its input must come as."""
+
+    weight: Tensor
+    bias: Tensor | None
+    weight_scale: Tensor | None
+    input_scale: Tensor | None
+
+    def __init__(self, shape: tuple[int, int], bias: bool, precision: Precision, scaling: Scaling) -> None:
+        super().__init__()
+        self.quantise: Quantise = "none" if precision == "bf16" else scaling
+        narrow = precision == "fp8"
+        self.register_buffer("weight", torch.empty(shape, dtype=E4M3 if narrow else torch.bfloat16))
+        self.register_buffer("bias", torch.empty(shape[0], dtype=torch.bfloat16) if bias else None)
+        self.register_buffer("weight_scale", torch.empty(1) if narrow else None)
+        self.register_buffer("input_scale", torch.empty(1) if self.quantise == "static" else None)
+
+    def forward(self, x: Activation) -> Tensor:
+        if self.weight_scale is None:
+            return F.linear(x.values, self.weight, self.bias)
+        return linear_e4m3(x, self.weight, self.weight_scale, self.bias)
+
+    def fit(self, x: Activation) -> Activation:
+        """x as this matrix takes it: a producer that saw only parts of a row leaves the row's scale to be
+        found."""
+        return quantise_rows(x.values) if self.quantise == "token" and x.scale is None else x
+
+
+class Norm(nn.Module):
+    """The weight of an RMSNorm; the operation is its caller's."""
+
+    weight: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.empty(width, dtype=torch.bfloat16))
+
+
+class CudaAttention(nn.Module):
+    """From the normed stream to what the output projection takes."""
+
+    def __init__(self, a: Architecture, plan: LayerPlan, scaling: Scaling) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.eps = a.num_heads, a.num_kv_heads, a.norm_eps
+        self.q_scale = LOG2_E / a.head_dim**0.5
+        self.qkv = Matrix((a.q_width + 2 * a.kv_width, a.hidden_size), a.qkv_bias, plan.qkv, scaling)
+        self.q_norm = Norm(a.head_dim) if a.qk_norm else None
+        self.k_norm = Norm(a.head_dim) if a.qk_norm else None
+
+    def forward(self, x: Activation, batch: Batch, output: Matrix) -> Activation:
+        norms = None
+        if self.q_norm is not None and self.k_norm is not None:
+            norms = (self.q_norm.weight, self.k_norm.weight)
+        q, k, v = head_norm_rope(
+            self.qkv(x), batch.positions, batch.tables, norms,
+            heads=self.heads, kv_heads=self.kv_heads, eps=self.eps, q_scale=self.q_scale,
+        )  # fmt: skip
+        return varlen_attention(q, k, v, batch.tiles, batch.cu_seqlens, scale=output.input_scale)
+
+
+class CudaLayer(nn.Module):
+    """x += attention(norm(x)); x += mlp(norm(x)); in fewer passes."""
+
+    def __init__(self, a: Architecture, plan: LayerPlan, scaling: Scaling) -> None:
+        super().__init__()
+        self.eps, self.fused = a.norm_eps, plan.fused_gate_up
+        self.attention_norm = Norm(a.hidden_size)
+        self.attention = CudaAttention(a, plan, scaling)
+        self.output = Matrix((a.hidden_size, a.q_width), a.output_bias, plan.output, scaling)
+        self.mlp_norm = Norm(a.hidden_size)
+        self.gate_up = Matrix((2 * a.intermediate_size, a.hidden_size), a.mlp_bias, plan.gate_up, scaling)
+        self.down = Matrix((a.hidden_size, a.intermediate_size), a.mlp_bias, plan.down, scaling)
+
+    def forward(
+        self, x: Tensor, delta: Tensor | None, batch: Batch, rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """x, delta [T, hidden_size] -> the same, or only the given rows: all attend, only they go on."""
+        x, normed = self._norm(x, delta, self.attention_norm, self.attention.qkv)
+        attended = self.attention(normed, batch, self.output)
+        if rows is not None:
+            x, attended = x[rows], _take(attended, rows)
+        x, normed = self._norm(x, self.output(self.output.fit(attended)), self.mlp_norm, self.gate_up)
+        return x, self.down(self.down.fit(self._gate(normed)))
+
+    def _norm(self, x: Tensor, delta: Tensor | None, norm: Norm, to: Matrix) -> tuple[Tensor, Activation]:
+        return add_rms_norm(x, delta, norm.weight, self.eps, quantise=to.quantise, scale=to.input_scale)
+
+    def _gate(self, x: Activation) -> Activation:
+        down = self.down
+        if self.fused:
+            return gate_up(x, self.gate_up.weight, self.gate_up.weight_scale, scale=down.input_scale)
+        return silu_mul(self.gate_up(x), quantise=down.quantise, scale=down.input_scale)
+
+
+def _take(x: Activation, rows: Tensor) -> Activation:
+    """Some rows; through bytes, since indexing does not know 8-bit floats everywhere."""
+    if x.values.dtype == E4M3:
+        return Activation(x.values.view(torch.uint8)[rows].view(E4M3), x.scale)
+    return Activation(x.values[rows], x.scale)

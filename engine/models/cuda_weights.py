@@ -1,0 +1,64 @@
+"""A decoder's tensors made ready for CUDA: quantised as the plan says, rotary tables, scales of activations.
+
+Names are the eager decoder's; a quantised matrix adds `weight_scale` and, where scales are static,
+`input_scale`, each float32[1]. Rotary frequencies give way to tables of every position that the bounds
+allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from engine.errors import ConfigError
+from engine.models.architecture import Architecture
+from engine.models.plan import MATRICES, Plan
+from engine.models.weights import INV_FREQ
+from engine.ops.portable.linear import quantise_weight
+
+COS, SIN = "rope_cos", "rope_sin"
+# matrix of a plan -> its module in the eager decoder
+MODULES = {"qkv": "attention.qkv", "output": "output", "gate_up": "gate_up", "down": "down"}
+assert tuple(MODULES) == MATRICES
+
+
+def prepare_weights(
+    weights: Mapping[str, Tensor],
+    architecture: Architecture,
+    plan: Plan,
+    *,
+    max_seqlen: int,
+    input_scales: Mapping[str, float] | None = None,
+) -> dict[str, Tensor]:
+    """The eager decoder's tensors -> the CUDA decoder's, on the device where they are.
+
+    `input_scales`: module name -> scale of its input (value = q * scale), for every quantised matrix of a
+    static plan. ConfigError names one that is missing.
+    """
+    prepared = {name: tensor for name, tensor in weights.items() if name != INV_FREQ}
+    prepared |= _rope_tables(weights[INV_FREQ], architecture.rope.scaling, max_seqlen)
+    for index, layer in enumerate(plan.layers):
+        for matrix, module in MODULES.items():
+            if getattr(layer, matrix) != "fp8":
+                continue
+            name = f"layers.{index}.{module}"
+            prepared[f"{name}.weight"], prepared[f"{name}.weight_scale"] = quantise_weight(
+                weights[f"{name}.weight"]
+            )
+            if plan.scaling == "static":
+                scale = (input_scales or {}).get(name)
+                if scale is None or scale <= 0:
+                    raise ConfigError(
+                        f"input_scales.{name}", scale, "a static plan needs a positive scale here"
+                    )
+                device = prepared[f"{name}.weight"].device
+                prepared[f"{name}.input_scale"] = torch.tensor([scale], dtype=torch.float32, device=device)
+    return prepared
+
+
+def _rope_tables(inv_freq: Tensor, scaling: float, max_seqlen: int) -> dict[str, Tensor]:
+    """float32[max_seqlen, head_dim / 2] each."""
+    angle = torch.arange(max_seqlen, device=inv_freq.device).float()[:, None] * inv_freq.float()
+    return {COS: angle.cos() * scaling, SIN: angle.sin() * scaling}

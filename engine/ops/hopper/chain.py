@@ -1,0 +1,241 @@
+"""o, gate_up, down and the next layer's qkv as one launch: the same arithmetic as the four ops, without the
+gaps between them.
+
+    y, x8, p  = residual(a, o, x)        h = gate_up(x8 or y, p)        z, z8, p2 = residual(h, down, y)
+    qkv(z8 or z, p2)
+
+A tile waits for its own rows of the product before it. Any number of these may run at once: tiles are dealt
+by tickets (the argument is in csrc/chain.cuh). All four matrices must share one element type; otherwise the
+ops are launched one by one. `scratch` is consumed: row `index` must be zero, as hopper_scratch leaves it once
+a forward pass, and serves one launch.
+"""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from engine.ops.hopper import tiles
+from engine.ops.hopper.gate_up import gate_up_reference
+from engine.ops.hopper.library import (
+    ELEMENT_NAMES,
+    ChainCall,
+    ClearCall,
+    GateUpParams,
+    QkvParams,
+    ResidualParams,
+    call,
+    check,
+    check_element,
+    current_stream,
+    pointer,
+)
+from engine.ops.hopper.qkv import qkv_reference
+from engine.ops.hopper.residual import residual_reference
+
+PHASES = 4
+Pair = tuple[Tensor, Tensor]
+
+
+def _row_blocks(rows: int) -> int:
+    return (rows + tiles.ROWS * tiles.CLUSTER - 1) // (tiles.ROWS * tiles.CLUSTER) * tiles.CLUSTER
+
+
+def _scratch(positions: Tensor, launches: int) -> Tensor:
+    width = 1 + (PHASES - 1) * _row_blocks(positions.shape[0])
+    return positions.new_empty((launches, width), dtype=torch.int32)
+
+
+@torch.library.custom_op("boundgen::hopper_scratch", mutates_args=(), device_types="cuda")
+def scratch(library: str, positions: Tensor, launches: int) -> Tensor:
+    """positions [T] (for T alone) -> zeroed int32[launches, 1 + 3 row blocks], a row for each chain of a
+    forward pass.
+    """
+    out = _scratch(positions, launches)
+    call(library, "clear", ClearCall(pointer(out), out.numel() * 4, current_stream(positions)))
+    return out
+
+
+@scratch.register_fake
+def _(library: str, positions: Tensor, launches: int) -> Tensor:
+    return _scratch(positions, launches)
+
+
+@scratch.register_kernel("cpu")
+def _(library: str, positions: Tensor, launches: int) -> Tensor:
+    return _scratch(positions, launches).zero_()
+
+
+@torch.library.custom_op("boundgen::hopper_chain", mutates_args=(), device_types="cuda")
+def chain(  # noqa: PLR0913, PLR0917 - an exported graph passes tensors and numbers, not objects
+    library: str,
+    a: Tensor,
+    x: Tensor,
+    o: Tensor,
+    o_scales: Tensor,
+    gate_up: Tensor,
+    gate_up_scales: Tensor,
+    down: Tensor,
+    down_scales: Tensor,
+    qkv: Tensor,
+    qkv_scales: Tensor,
+    head_weight: Tensor,
+    bias: Tensor | None,
+    cosines: Tensor,
+    sines: Tensor,
+    positions: Tensor,
+    work: Tensor,
+    index: int,
+    num_q: int,
+    num_kv: int,
+    eps: float,
+    head_eps: float,
+    max_sms: int = 0,
+) -> Pair:
+    """a [T, num_q D], x bf16[T, H], the matrices and scales of the four ops, work int32 of hopper_scratch ->
+    (z bf16[T, H], qkv bf16[T, N]).
+    """
+    check_element("a", a.dtype)
+    element, (m, attended), hidden = a.dtype, a.shape, x.shape[1]
+    intermediate, head_dim = gate_up.shape[0] // 2, head_weight.shape[1]
+    width = (num_q + 2 * num_kv) * head_dim
+    check("a", a, (m, num_q * head_dim), element)
+    check("x", x, (m, hidden), torch.bfloat16)
+    matrices = {
+        "o": (hidden, attended),
+        "gate_up": (2 * intermediate, hidden),
+        "down": (hidden, intermediate),
+        "qkv": (width, hidden),
+    }
+    for (name, shape), w in zip(matrices.items(), (o, gate_up, down, qkv), strict=True):
+        check(name, w, shape, element)
+    for name, scales in (
+        ("o_scales", o_scales),
+        ("gate_up_scales", gate_up_scales),
+        ("down_scales", down_scales),
+        ("qkv_scales", qkv_scales),
+    ):
+        check(name, scales, (2,), torch.float32)
+    check("head_weight", head_weight, (2, head_dim), torch.float32)
+    if bias is not None:
+        check("bias", bias, (width,), torch.float32)
+    for name, table in (("cosines", cosines), ("sines", sines)):
+        check(name, table, (-1, head_dim // 2), torch.bfloat16)
+    check("positions", positions, (m,), torch.int64)
+    check("work", work, (-1, 1 + (PHASES - 1) * _row_blocks(m)), torch.int32)
+    if (
+        not tiles.residual_widths(hidden)
+        or hidden % 32
+        or intermediate % 64
+        or head_dim not in (64, 128)
+        or num_q % num_kv
+    ):
+        raise ValueError(
+            f"hidden {hidden}, intermediate {intermediate}, head size {head_dim}, heads {num_q}/{num_kv}: "
+            "see supports.unsupported"
+        )
+    middle, z, fused = torch.empty_like(x), torch.empty_like(x), x.new_empty((m, width))
+    middle8, z8 = (
+        x.new_empty(x.shape if element != torch.bfloat16 else (0,), dtype=element) for _ in range(2)
+    )
+    h, sums, z_sums = (
+        x.new_empty((m, intermediate), dtype=element),
+        *(x.new_empty((m, tiles.PARTIALS), dtype=torch.float32) for _ in range(2)),
+    )
+    operands = (a, middle8 if middle8.numel() else middle, h, z8 if z8.numel() else z)
+    weights = (o, gate_up, down, qkv)
+    rope = (cosines, sines, positions)
+    arguments = ChainCall(
+        (ctypes.c_void_p * PHASES)(*map(pointer, operands)),
+        (ctypes.c_void_p * PHASES)(*map(pointer, weights)),
+        (ctypes.c_int * PHASES)(*(w.shape[0] for w in weights)),
+        (ctypes.c_int * PHASES)(*(w.shape[1] for w in weights)),
+        m,
+        tiles.chain_width(m, hidden, max_sms),
+        head_dim,
+        max_sms,
+        1,
+        work.data_ptr() + 4 * work.shape[1] * index,
+        current_stream(a),
+        ResidualParams(*map(pointer, (x, middle, middle8, sums, o_scales))),
+        GateUpParams(pointer(sums), pointer(h), pointer(gate_up_scales), 1 / hidden, eps),
+        ResidualParams(*map(pointer, (middle, z, z8, z_sums, down_scales))),
+        QkvParams(
+            *map(pointer, (z_sums, fused, qkv_scales, head_weight, bias, *rope)),
+            1 / hidden,
+            eps,
+            head_eps,
+            num_q,
+            num_kv,
+            int(head_eps >= 0),
+        ),
+    )
+    call(library, f"chain_{ELEMENT_NAMES[element]}", arguments)
+    return z, fused
+
+
+@chain.register_fake
+def _(  # noqa: PLR0913, PLR0917
+    library: str,
+    a: Tensor,
+    x: Tensor,
+    o: Tensor,
+    o_scales: Tensor,
+    gate_up: Tensor,
+    gate_up_scales: Tensor,
+    down: Tensor,
+    down_scales: Tensor,
+    qkv: Tensor,
+    qkv_scales: Tensor,
+    head_weight: Tensor,
+    bias: Tensor | None,
+    cosines: Tensor,
+    sines: Tensor,
+    positions: Tensor,
+    work: Tensor,
+    index: int,
+    num_q: int,
+    num_kv: int,
+    eps: float,
+    head_eps: float,
+    max_sms: int = 0,
+) -> Pair:
+    return torch.empty_like(x), x.new_empty((x.shape[0], qkv.shape[0]))
+
+
+@chain.register_kernel("cpu")
+def chain_reference(  # noqa: PLR0913, PLR0917
+    library: str,
+    a: Tensor,
+    x: Tensor,
+    o: Tensor,
+    o_scales: Tensor,
+    gate_up: Tensor,
+    gate_up_scales: Tensor,
+    down: Tensor,
+    down_scales: Tensor,
+    qkv: Tensor,
+    qkv_scales: Tensor,
+    head_weight: Tensor,
+    bias: Tensor | None,
+    cosines: Tensor,
+    sines: Tensor,
+    positions: Tensor,
+    work: Tensor,
+    index: int,
+    num_q: int,
+    num_kv: int,
+    eps: float,
+    head_eps: float,
+    max_sms: int = 0,
+) -> Pair:
+    """The oracle: the four oracles in a row."""
+    element = a.dtype
+    middle, middle8, sums = residual_reference(library, a, o, o_scales, x, element)
+    operand = middle8 if middle8.numel() else middle
+    h = gate_up_reference(library, operand, sums, gate_up, gate_up_scales, eps, element)
+    z, z8, z_sums = residual_reference(library, h, down, down_scales, middle, element)
+    rope = (cosines, sines, positions)
+    operand = z8 if z8.numel() else z
+    heads = (num_q, num_kv, eps, head_eps)
+    return z, qkv_reference(library, operand, z_sums, qkv, qkv_scales, head_weight, bias, *rope, *heads)

@@ -1,0 +1,131 @@
+// Causal attention over packed samples (see attention.py for the formula). A work item is 64 tokens of one sample and two q heads of
+// one kv head, one warpgroup a q head; blocks are persistent and take the items that plan.cu dealt them. TMA loads run ahead across
+// items: two key/value buffers and the next q. Probabilities stay in registers (they are the second product's A operand).
+// Two blocks fit an SM. No block waits for another one.
+#include "attention_tile.cuh"
+
+namespace boundgen {
+
+template <int D, class Out> __global__ void __launch_bounds__(256, 2) attention_kernel(const __grid_constant__ AttentionParams p) {
+  using Layout = AttentionLayout<D>;
+  extern __shared__ uint8_t raw[];
+  __shared__ __align__(8) uint64_t barriers[8];
+  const uint32_t base = (shared_address(raw) + 1023) & ~1023u, q_full = shared_address(barriers), k_full = q_full + 8, v_full = q_full + 24,
+                 free_ = q_full + 40, q_free = q_full + 56;
+  if (threadIdx.x == 0) {
+    barrier_init(q_full, 1);
+    barrier_init(q_free, 2);
+    for (int s = 0; s < 2; s++) {
+      barrier_init(k_full + 8 * s, 1);
+      barrier_init(v_full + 8 * s, 1);
+      barrier_init(free_ + 8 * s, 2);
+    }
+    barrier_init_fence();
+    prefetch_map(&p.qkv);
+  }
+  __syncthreads();
+  allow_dependents();
+  // The work list may be read before the wait: plan_kernel never lets a dependent start early, so it ended before the kernel ahead of us began.
+  const int first = __ldg(p.offsets + blockIdx.x), end = __ldg(p.offsets + blockIdx.x + 1);
+  if (first >= end) {
+    wait_for_predecessors();
+    return;
+  }
+  Loads<D> loads(p, base, q_full, first);
+  wait_for_predecessors();
+  if (threadIdx.x == 0) {
+    loads.query(first);
+    loads.key_value(0, end);
+    loads.key_value(1, end);
+  }
+  __syncwarp();
+  const int group = threadIdx.x >> 7, thread = threadIdx.x & 127, lane = thread & 31, q = lane & 3, lane_row = (thread >> 5) * 16 + (lane >> 2);
+  const float scale = __ldg(p.scales);
+  const uint64_t query = operand_descriptor(base + group * Layout::kHead);
+  int done = 0;
+  for (int i = first; i < end; i++) {
+    const int token = __ldg(&p.items[i].z), r = token + lane_row, blocks = (token >> 6) + 1;
+    Accumulator<D> acc;
+    acc.reset();
+    barrier_wait(q_full, (i - first) & 1);
+    for (int j = 0; j < blocks; j++, done++) {
+      const int s = done & 1, parity = (done >> 1) & 1;
+      const uint32_t stage = base + Layout::kQuery + s * Layout::kStage;
+      float scores[32];
+      barrier_wait(k_full + 8 * s, parity);
+      score<D>(scores, query, operand_descriptor(stage));
+      if (j == blocks - 1) {
+        if (i + 1 < end) {  // q is read: the next item's may come
+          if (thread == 0) barrier_arrive(q_free);
+          if (threadIdx.x == 0) {
+            barrier_wait(q_free, (i - first) & 1);
+            loads.query(i + 1);
+          }
+          __syncwarp();
+        }
+        mask_after(scores, 64 * j + 2 * q, r);
+      }
+      uint32_t probabilities[16];
+      acc.softmax(scores, probabilities, j > 0);
+      barrier_wait(v_full + 8 * s, parity);
+      accumulate<D>(acc.o, probabilities, operand_descriptor(stage + Layout::kHead, 512));
+      if (thread == 0) barrier_arrive(free_ + 8 * s);
+      if (threadIdx.x == 0 && loads.next < end) {
+        barrier_wait(free_ + 8 * s, parity);
+        loads.key_value(s, end);
+      }
+      __syncwarp();
+    }
+    const Item item(__ldg(p.items + i));
+    const int head = item.q_head + group;
+    const bool mine = head < (item.kv_head + 1) * (p.num_q / p.num_kv);
+    const size_t stride = static_cast<size_t>(p.num_q) * D;
+    acc.template store<Out>(p.out, (item.start + r) * stride + head * D + (D / 4) * q, stride, scale, mine && r < item.length, mine && r + 8 < item.length);
+  }
+}
+
+struct AttentionCall {  // mirrored by library.AttentionCall
+  const void* qkv;
+  const void* items;
+  const void* offsets;
+  void* out;
+  const void* scales;
+  int tokens, num_q, num_kv, head_dim, output, num_blocks, dependent;
+  cudaStream_t stream;
+};
+
+template <int D, class Out> static int launch_attention(const AttentionCall& c) {
+  AttentionParams p = {};
+  const int e = encode_map(&p.qkv, c.qkv, c.tokens, (c.num_q + 2 * c.num_kv) * D * 2, 64);
+  if (e) return e;
+  p.items = static_cast<const int4*>(c.items);
+  p.offsets = static_cast<const int*>(c.offsets);
+  p.out = c.out;
+  p.scales = static_cast<const float*>(c.scales);
+  p.num_q = c.num_q;
+  p.num_kv = c.num_kv;
+  const auto kernel = attention_kernel<D, Out>;
+  const cudaError_t r = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, AttentionLayout<D>::kShared);
+  if (r != cudaSuccess) return r;
+  Attributes attributes;
+  if (c.dependent) attributes.dependent();
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(c.num_blocks);
+  config.blockDim = dim3(256);
+  config.dynamicSmemBytes = AttentionLayout<D>::kShared;
+  config.stream = c.stream;
+  config.attrs = attributes.list;
+  config.numAttrs = attributes.count;
+  return cudaLaunchKernelEx(&config, kernel, p);
+}
+
+}  // namespace boundgen
+
+using namespace boundgen;
+extern "C" __attribute__((visibility("default"))) int attention(const AttentionCall* c) {
+  const bool small = c->output == E4m3::kCode;
+  if (!small && c->output != Bf16::kCode) return kErrorNoVariant;
+  if (c->head_dim == 128) return small ? launch_attention<128, E4m3>(*c) : launch_attention<128, Bf16>(*c);
+  if (c->head_dim == 64) return small ? launch_attention<64, E4m3>(*c) : launch_attention<64, Bf16>(*c);
+  return kErrorNoVariant;
+}

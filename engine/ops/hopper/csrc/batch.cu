@@ -1,0 +1,121 @@
+// Two small kernels at the start of a forward pass: the attention's work list, and rows of the residual stream with their 8-bit copy
+// and sums of squares (from the embedding, or from a residual that another path computed).
+#include "launch.cuh"
+#include "numbers.cuh"
+#include "pipeline.cuh"
+
+namespace boundgen {
+
+constexpr int kPlanThreads = 1024, kMaxClasses = 1024;  // classes: items of one length in 64-key blocks, so samples up to 65,536 tokens
+
+struct PlanCall {  // mirrored by library.PlanCall
+  const int* cu_seqlens;  // [samples + 1]
+  int4* items;
+  int* offsets;           // [num_blocks + 1]
+  int samples, tokens, num_q, num_kv, num_blocks;
+  cudaStream_t stream;
+};
+
+// Items, longest first, dealt to the blocks in snake order: item i goes to block i % B in even rounds and B - 1 - i % B in odd ones.
+// Rows past the last sample (a bucket's padding) become samples of up to 64 tokens: every output row is written, none with garbage
+// that the next layer's value product (0 x NaN) could spread. plan.py holds the same in Python.
+__global__ void __launch_bounds__(kPlanThreads) plan_kernel(PlanCall c) {
+  extern __shared__ int tiles[];  // [samples]: 64-token tiles of a sample
+  __shared__ int count[kMaxClasses + 1], before[kMaxClasses + 1], num_classes;
+  if (threadIdx.x == 0) num_classes = 0;
+  for (int k = threadIdx.x; k <= kMaxClasses; k += kPlanThreads) count[k] = 0;
+  __syncthreads();
+  wait_for_predecessors();
+  for (int s = threadIdx.x; s < c.samples; s += kPlanThreads) {
+    tiles[s] = min((c.cu_seqlens[s + 1] - c.cu_seqlens[s] + 63) >> 6, kMaxClasses);
+    atomicAdd(count + tiles[s], 1);
+    atomicMax(&num_classes, tiles[s]);
+  }
+  __syncthreads();
+  // before[k]: sample tiles that rank ahead of class k, which are those of the longer classes: sample tile counts past k
+  for (int k = threadIdx.x; k <= num_classes; k += kPlanThreads) {
+    int sum = 0;
+    for (int l = k + 1; l <= num_classes; l++) sum += (l - k) * count[l];
+    before[k] = sum;
+  }
+  __syncthreads();
+  const int ratio = c.num_q / c.num_kv, pairs = (ratio + 1) / 2, units = c.num_kv * pairs, padding = c.cu_seqlens[c.samples];
+  const int real = before[0] * units, total = real + ((c.tokens - padding + 63) >> 6) * units;
+  const int full = total / c.num_blocks, rest = total % c.num_blocks, from = full & 1 ? c.num_blocks - rest : 0;  // the last round deals to from .. from + rest - 1
+  auto extra = [&](int b) { return min(max(b - from, 0), rest); };
+  auto place = [&](int i, int start, int length, int token) {
+    const int round = i / c.num_blocks, p = i % c.num_blocks, b = round & 1 ? c.num_blocks - 1 - p : p, unit = i % units, kv = unit / pairs;
+    c.items[b * full + extra(b) + round] = make_int4(start, length, token, (kv * ratio + 2 * (unit % pairs)) | (kv << 16));
+  };
+  for (int b = threadIdx.x; b <= c.num_blocks; b += kPlanThreads) c.offsets[b] = b * full + extra(b);
+  const int lane = threadIdx.x & 31;
+  for (int s = threadIdx.x >> 5; s < c.samples; s += kPlanThreads / 32) {
+    const int start = c.cu_seqlens[s], length = c.cu_seqlens[s + 1] - start, mine = tiles[s];
+    int rank = 0;
+    for (int j = lane; j < c.samples; j += 32) rank += tiles[j] > mine || (tiles[j] == mine && j < s);
+    rank = __reduce_add_sync(~0u, rank);
+    for (int z = lane; z < mine * units; z += 32) {
+      const int tile = z / units;
+      place((before[tile + 1] + rank) * units + z % units, start, length, 64 * tile);
+    }
+  }
+  for (int z = threadIdx.x; z < total - real; z += kPlanThreads) {
+    const int start = padding + 64 * (z / units);
+    place(real + z, start, min(64, c.tokens - start), 0);
+  }
+}
+
+struct RowsCall {  // mirrored by library.RowsCall
+  const __nv_bfloat16* source;  // [rows, width], or [vocabulary, width] with ids
+  const long long* ids;         // [rows], or null
+  __nv_bfloat16* x;             // [rows, width]; null without ids
+  uint8_t* x8;                  // [rows, width] e4m3, or null
+  float* partials;              // [rows, 8]
+  const float* scales;          // [1]: what x is multiplied with before it is quantised
+  int rows, width;
+  cudaStream_t stream;
+};
+
+__global__ void __launch_bounds__(256) rows_kernel(RowsCall c) {  // a warp a row
+  const int row = blockIdx.x * 8 + (threadIdx.x >> 5), lane = threadIdx.x & 31;
+  allow_dependents();
+  wait_for_predecessors();
+  if (row >= c.rows) return;
+  const size_t offset = static_cast<size_t>(row) * c.width;
+  const __nv_bfloat16* source = c.source + (c.ids ? static_cast<size_t>(c.ids[row]) * c.width : offset);
+  const float scale = c.scales ? __ldg(c.scales) : 1.f;
+  float squares = 0.f;
+  for (int col = 8 * lane; col < c.width; col += 256) {
+    const uint4 u = *reinterpret_cast<const uint4*>(source + col);
+    const float v[8] = {bf16_low(u.x), bf16_high(u.x), bf16_low(u.y), bf16_high(u.y), bf16_low(u.z), bf16_high(u.z), bf16_low(u.w), bf16_high(u.w)};
+#pragma unroll
+    for (int i = 0; i < 8; i++) squares = fmaf(v[i], v[i], squares);
+    if (c.x) *reinterpret_cast<uint4*>(c.x + offset + col) = u;
+    if (c.x8)
+      *reinterpret_cast<uint2*>(c.x8 + offset + col) = make_uint2(E4m3::pack4(v[0] * scale, v[1] * scale, v[2] * scale, v[3] * scale),
+                                                                 E4m3::pack4(v[4] * scale, v[5] * scale, v[6] * scale, v[7] * scale));
+  }
+#pragma unroll
+  for (int d = 16; d; d >>= 1) squares += __shfl_xor_sync(~0u, squares, d);
+  if (lane < 8) c.partials[static_cast<size_t>(row) * 8 + lane] = lane ? 0.f : squares;
+}
+
+}  // namespace boundgen
+
+using namespace boundgen;
+extern "C" __attribute__((visibility("default"))) int plan(const PlanCall* c) {
+  plan_kernel<<<1, kPlanThreads, c->samples * sizeof(int), c->stream>>>(*c);
+  return cudaGetLastError();
+}
+extern "C" __attribute__((visibility("default"))) int rows(const RowsCall* c) {
+  rows_kernel<<<(c->rows + 7) / 8, 256, 0, c->stream>>>(*c);
+  return cudaGetLastError();
+}
+
+struct ClearCall {  // mirrored by library.ClearCall
+  void* data;
+  int bytes;
+  cudaStream_t stream;
+};
+// A memset, so that no kernel after it can start before it has ended.
+extern "C" __attribute__((visibility("default"))) int clear(const ClearCall* c) { return cudaMemsetAsync(c->data, 0, c->bytes, c->stream); }

@@ -1,0 +1,54 @@
+"""Orders in which the kernels want weight rows and columns stored, so that every thread's results are
+neighbours in memory.
+
+In a wgmma tile a thread holds of a row the columns 8 j + 2 q + e (q its lane in the quad, e 0 or 1, j any).
+Each function returns int64[n] `order`: stored row (or column) i is logical row order[i]. All are
+permutations; `inverse` undoes them.
+"""
+
+import torch
+from torch import Tensor
+
+
+def _split(num: int, block: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    p = torch.arange(num)
+    r = p % block
+    return p // block, r // 8, r % 8 // 2, r % 2
+
+
+def residual_rows(width: int) -> Tensor:
+    """o, down (width % 32 == 0): a thread holds columns 8 q .. 8 q + 7 of every 32."""
+    block, j, q, e = _split(width, 32)
+    return 32 * block + 8 * q + 2 * j + e
+
+
+def gate_up_rows(intermediate: int) -> Tensor:
+    """gate over up, [2 intermediate] rows (intermediate % 64 == 0): gate (e = 0) and up (e = 1) of columns 16
+    q .. 16 q + 15 of every 64.
+    """
+    block, j, q, e = _split(2 * intermediate, 128)
+    return 64 * block + 16 * q + j + e * intermediate
+
+
+def qkv_rows(num_heads: int, head_dim: int) -> Tensor:
+    """q, k, v heads (head_dim 64 or 128): columns c (e = 0) and c + head_dim / 2 (e = 1) of a head, c = 8 q
+    .. 8 q + 7 of every 32.
+    """
+    head, j, q, e = _split(num_heads * head_dim, head_dim)
+    return head_dim * head + 32 * (j // 8) + 8 * q + j % 8 + head_dim // 2 * e
+
+
+def attention_columns(num_heads: int, head_dim: int) -> Tensor:
+    """Order in which the attention stores its outputs, and so of o's columns: head_dim / 4 values of one
+    thread after the other.
+    """
+    p = torch.arange(num_heads * head_dim)
+    head, r = p // head_dim, p % head_dim
+    per_thread = head_dim // 4
+    q, j, e = r // per_thread, r % per_thread // 2, r % 2
+    return head_dim * head + 8 * j + 2 * q + e
+
+
+def inverse(order: Tensor) -> Tensor:
+    """The permutation that undoes `order`."""
+    return torch.argsort(order)

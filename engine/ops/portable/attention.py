@@ -1,0 +1,122 @@
+"""boundgen::varlen_attention: causal attention inside each sample of a packed batch, grouped heads.
+
+    out[t, h] = sum_s p[s] v[s, h'] / sum_s p[s]      p[s] = 2^(q[t, h] · k[s, h'] - max), first(t) <= s <= t
+
+The softmax is in base 2: q comes multiplied by log2(e) / sqrt(D). A program takes one tile of a sample's
+tokens with all query heads of one key head: ROWS = tokens x group rows, so keys and values are read once
+for the group. Tiles come from attention_tiles; rows of no sample are not written.
+"""
+
+from torch import Tensor
+from torch.library import wrap_triton
+
+from engine.ops.portable import reference
+from engine.ops.portable.language import jit, next_power_of_2, register, tl
+from engine.ops.portable.quantised import Activation, check_mode, empty_quantised
+
+HEAD_DIMS = (16, 32, 64, 128)  # what a tile of a tensor core and the registers allow
+
+
+def tile_rows(group: int) -> int:
+    """Rows of a program: 64 where the group leaves at least 16 tokens of them, else 128."""
+    return 64 if group <= 4 else max(128, 16 * next_power_of_2(group))
+
+
+def tile_tokens(heads: int, kv_heads: int) -> int:
+    """Tokens of a tile, what attention_tiles must cut samples into."""
+    group = heads // kv_heads
+    return tile_rows(group) // group
+
+
+@jit
+def _varlen_attention(
+    q, k, v, tiles, scale, out, q_stride, k_stride, v_stride, num_tokens,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, TOKENS: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, QUANTISE: tl.constexpr,
+):  # fmt: skip
+    kv_head = tl.program_id(0)
+    tile = tiles + tl.program_id(1) * 4
+    start = tl.load(tile)
+    length = tl.minimum(tl.load(tile + 1), num_tokens - start)
+    begin = tl.load(tile + 2)
+    if begin >= length:
+        return
+    row = tl.arange(0, ROWS)
+    token = begin + row // GROUP
+    wanted = ((row < TOKENS * GROUP) & (token < length))[:, None]
+    dim = tl.arange(0, DIM)
+    key = tl.arange(0, KEYS)
+    head = (kv_head * GROUP + row % GROUP)[:, None] * DIM
+    queries = tl.load(q + (start + token)[:, None] * q_stride + head + dim[None], mask=wanted, other=0.0)
+    key_at = k + (start + key)[None, :] * k_stride + kv_head * DIM + dim[:, None]
+    value_at = v + (start + key)[:, None] * v_stride + kv_head * DIM + dim[None, :]
+    highest = tl.full([ROWS], -1e30, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    weighted = tl.zeros([ROWS, DIM], tl.float32)
+    visible = begin // KEYS * KEYS  # every key before it is seen by every token of the tile
+    for at in tl.range(0, visible, KEYS, num_stages=STAGES):
+        scores = tl.dot(queries, tl.load(key_at + at * k_stride))
+        peak = tl.maximum(highest, tl.max(scores, 1))
+        weight = tl.exp2(scores - peak[:, None])
+        shrink = tl.exp2(highest - peak)
+        total = total * shrink + tl.sum(weight, 1)
+        highest = peak
+        weighted = tl.dot(
+            weight.to(v.dtype.element_ty), tl.load(value_at + at * v_stride), weighted * shrink[:, None]
+        )
+    for at in tl.range(visible, tl.minimum(begin + TOKENS, length), KEYS, num_stages=STAGES):
+        there = at + key < length
+        scores = tl.dot(queries, tl.load(key_at + at * k_stride, mask=there[None, :], other=0.0))
+        scores = tl.where((at + key)[None, :] <= token[:, None], scores, -1e30)
+        peak = tl.maximum(highest, tl.max(scores, 1))
+        weight = tl.exp2(scores - peak[:, None])
+        shrink = tl.exp2(highest - peak)
+        total = total * shrink + tl.sum(weight, 1)
+        highest = peak
+        values = tl.load(value_at + at * v_stride, mask=there[:, None], other=0.0)
+        weighted = tl.dot(weight.to(v.dtype.element_ty), values, weighted * shrink[:, None])
+    result = weighted / total[:, None]
+    target = out + (start + token)[:, None] * (HEADS * DIM) + head + dim[None]
+    if QUANTISE:
+        result = tl.clamp(result * (1.0 / tl.load(scale)), -448.0, 448.0)
+    tl.store(target, result.to(out.dtype.element_ty), mask=wanted)
+
+
+def _allocate(
+    q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, cu_seqlens: Tensor, scale: Tensor | None
+) -> Tensor:
+    mode = "none" if scale is None else "static"
+    return empty_quantised(q, (q.shape[0], q.shape[1] * q.shape[2]), mode)[0]
+
+
+@register("varlen_attention", allocate=_allocate, cpu=reference.varlen_attention)
+def _launch(
+    q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, cu_seqlens: Tensor, scale: Tensor | None
+) -> Tensor:
+    out = _allocate(q, k, v, tiles, cu_seqlens, scale)
+    heads, kv_heads, dim = q.shape[1], k.shape[1], q.shape[2]
+    group = heads // kv_heads
+    wrap_triton(_varlen_attention)[(kv_heads, tiles.shape[0])](
+        q, k, v, tiles, out if scale is None else scale, out, q.stride(0), k.stride(0), v.stride(0),
+        q.shape[0],
+        HEADS=heads, GROUP=group, DIM=dim, TOKENS=tile_tokens(heads, kv_heads), ROWS=tile_rows(group),
+        KEYS=32, STAGES=2, QUANTISE=scale is not None, num_warps=4 if tile_rows(group) == 64 else 8,
+    )  # fmt: skip
+    return out
+
+
+def varlen_attention(
+    q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, cu_seqlens: Tensor, *, scale: Tensor | None = None
+) -> Activation:
+    """q[T, heads, D], k and v [T, kv_heads, D] with any row stride, tiles of attention_tiles -> [T, heads *
+    D].
+
+    scale float32[1]: e4m3 of out / scale. ValueError for a D not in HEAD_DIMS or heads that do not
+    group.
+    """
+    check_mode("none" if scale is None else "static", scale)
+    if q.shape[2] not in HEAD_DIMS:
+        raise ValueError(f"head_dim = {q.shape[2]!r}: must be one of {HEAD_DIMS}")
+    if q.shape[1] % k.shape[1] != 0:
+        raise ValueError(f"heads = {q.shape[1]!r}: must be a multiple of kv_heads = {k.shape[1]}")
+    return Activation(_launch(q, k, v, tiles, cu_seqlens, scale), scale)

@@ -1,0 +1,51 @@
+"""Cost model: milliseconds that one lane's GPU takes for a bucket, measured at load, back to back.
+
+"Sustained" is what serving sees: a card at its power cap runs about a tenth slower than in a single burst.
+Between measured sizes the cost is taken as linear. Immutable; any thread.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from engine.runtime.buckets import Buckets
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """`points`: (tokens, ms) ascending in tokens, at least one; tokens are those of a bucket."""
+
+    buckets: Buckets
+    points: tuple[tuple[int, float], ...]
+
+    def __post_init__(self) -> None:
+        if not self.points or list(self.points) != sorted(set(self.points)):
+            raise ValueError(f"points = {self.points!r}: at least one, ascending")
+
+    def predict_ms(self, num_tokens: int) -> float:
+        """GPU time of a batch, padding included; ValueError over the largest bucket."""
+        return self._interpolate(self.buckets.choose(num_tokens, 1).tokens)
+
+    def most_tokens(self, budget_ms: float) -> int:
+        """The largest bucket that is predicted to take at most `budget_ms`; 0 where none does."""
+        fitting = [tokens for tokens in self.buckets.tokens if self._interpolate(tokens) <= budget_ms]
+        return fitting[-1] if fitting else 0
+
+    def _interpolate(self, tokens: int) -> float:
+        sizes = [size for size, _ in self.points]
+        at = min(max(bisect_left(sizes, tokens), 1), len(sizes) - 1)
+        if len(sizes) == 1:
+            return self.points[0][1]
+        (low, low_ms), (high, high_ms) = self.points[at - 1], self.points[at]
+        share = (tokens - low) / (high - low)
+        return max(low_ms + share * (high_ms - low_ms), 0.0)
+
+
+def sizes_to_measure(buckets: Buckets, most: int = 12) -> tuple[int, ...]:
+    """Token sizes spread evenly over the buckets, smallest and largest among them."""
+    count = min(most, len(buckets.tokens))
+    if count == 1:
+        return buckets.tokens[-1:]
+    last = len(buckets.tokens) - 1
+    return tuple(sorted({buckets.tokens[round(i * last / (count - 1))] for i in range(count)}))

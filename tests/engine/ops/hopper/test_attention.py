@@ -1,0 +1,95 @@
+"""Packed attention: the oracle against torch's attention on any machine, the kernel against the oracle on a
+GPU.
+"""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from engine.ops.hopper.attention import attention, attention_reference
+from engine.ops.hopper.layout import attention_columns, inverse
+from engine.ops.hopper.plan import plan, plan_reference
+from tools.bench.synthetic import MODELS, mixed_lengths
+
+E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
+HEADS = {name: (m.layer.num_q, m.layer.num_kv, m.layer.head_dim) for name, m in MODELS.items()}
+LENGTHS = {
+    "one token": [1],
+    "ones": [1] * 70,
+    "edges": [63, 64, 65, 127, 128, 129, 1],
+    "one long": [2048],
+    "empty ones": [0, 5, 0, 90, 0],
+    "mixed": mixed_lengths(4096),
+}
+
+
+def batch(lengths, padding, heads, device):
+    num_q, num_kv, d = heads
+    tokens = sum(lengths) + padding
+    torch.manual_seed(tokens)
+    rows = torch.randn(tokens, (num_q + 2 * num_kv) * d, device=device)
+    rows[:, : num_q * d] *= math.log2(math.e) / math.sqrt(d)
+    cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0).int()
+    return rows.bfloat16(), cu_seqlens, torch.zeros(tokens, dtype=torch.int64, device=device)
+
+
+def test_the_oracle_is_causal_attention():
+    num_q, num_kv, d = heads = (6, 2, 64)
+    lengths = [1, 70, 64]
+    rows, cu_seqlens, positions = batch(lengths, 3, heads, "cpu")
+    items, offsets = plan_reference("", cu_seqlens, positions, num_q, num_kv, 5)
+    out = attention("", rows, items, offsets, torch.ones(1), num_q, num_kv, BF16)
+    out = out[:, inverse(attention_columns(num_q, d))].float()
+    start = 0
+    for n in lengths:
+        y = rows[start : start + n].float().view(n, -1, d).transpose(0, 1)
+        q, k, v = (
+            y[:num_q],
+            y[num_q : num_q + num_kv].repeat_interleave(3, 0),
+            y[num_q + num_kv :].repeat_interleave(3, 0),
+        )
+        want = (
+            F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=math.log(2))
+            .transpose(0, 1)
+            .reshape(n, -1)
+        )
+        assert (out[start : start + n] - want).abs().max() < 0.02
+        start += n
+    assert torch.isfinite(out).all()  # the padding's rows too
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("padding", [0, 100])
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("output", [E4M3, BF16])
+@pytest.mark.parametrize("model", HEADS)
+def test_kernel(model, output, lengths, padding, library, poison, relative_error):
+    num_q, num_kv, _ = heads = HEADS[model]
+    rows, cu_seqlens, positions = batch(LENGTHS[lengths], padding, heads, "cuda")
+    scales = torch.tensor([60.0 if output == E4M3 else 1.0], device="cuda")
+    items, offsets = plan(library, cu_seqlens, positions, num_q, num_kv, 264)
+    arguments = (library, rows, items, offsets, scales, num_q, num_kv, output)
+    poison()
+    out = attention(*arguments)
+    want = attention_reference(*arguments).float()
+    assert relative_error(out.float(), want) < (3e-2 if output == E4M3 else 6e-3)
+    assert (out.float() - want).abs().max() < 0.1 * want.abs().max()
+    poison()
+    assert torch.equal(attention(*arguments).view(torch.uint8), out.view(torch.uint8))
+
+
+@pytest.mark.gpu
+def test_a_sample_does_not_depend_on_its_neighbours(library):
+    num_q, num_kv, _ = heads = (16, 8, 128)
+    rows, cu_seqlens, positions = batch([100, 37, 200], 0, heads, "cuda")
+    scales = torch.ones(1, device="cuda")
+
+    def run(rows, cu_seqlens):
+        items, offsets = plan(library, cu_seqlens, positions[: rows.shape[0]], num_q, num_kv, 264)
+        return attention(library, rows, items, offsets, scales, num_q, num_kv, BF16)
+
+    together = run(rows, cu_seqlens)
+    alone = run(rows[100:137].contiguous(), torch.tensor([0, 37], dtype=torch.int32, device="cuda"))
+    assert torch.equal(together[100:137], alone)

@@ -1,0 +1,44 @@
+"""Stored orders are permutations, and put a thread's results side by side."""
+
+import pytest
+import torch
+
+from engine.ops.hopper import layout
+from tools.bench.synthetic import MODELS
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_orders_are_permutations(model):
+    shape = MODELS[model].layer
+    heads = shape.num_q + 2 * shape.num_kv
+    orders = (
+        layout.residual_rows(shape.hidden),
+        layout.gate_up_rows(shape.intermediate),
+        layout.qkv_rows(heads, shape.head_dim),
+        layout.attention_columns(shape.num_q, shape.head_dim),
+    )
+    for order in orders:
+        every = torch.arange(order.shape[0])
+        assert torch.equal(order.sort().values, every)
+        assert torch.equal(order[layout.inverse(order)], every)
+
+
+def held(order: torch.Tensor, lane: int, block: int) -> list[int]:
+    """Logical rows that lane `lane` of a quad holds of the first `block` stored rows."""
+    return [int(order[8 * j + 2 * lane + e]) for j in range(block // 8) for e in (0, 1)]
+
+
+def test_a_thread_holds_neighbours():
+    assert held(layout.residual_rows(64), 1, 32) == list(range(8, 16))
+    gate_up = held(layout.gate_up_rows(128), 2, 128)
+    assert gate_up[0::2] == list(range(32, 48))
+    assert gate_up[1::2] == [128 + c for c in range(32, 48)]
+    qkv = held(layout.qkv_rows(2, 128), 3, 128)
+    assert qkv[0::2] == [*range(24, 32), *range(56, 64)]
+    assert qkv[1::2] == [64 + c for c in qkv[0::2]]
+
+
+def test_the_attention_stores_a_thread_after_the_other():
+    order = layout.attention_columns(1, 64)
+    assert order[:16].tolist() == [8 * j + e for j in range(8) for e in (0, 1)]
+    assert order[16] == 2

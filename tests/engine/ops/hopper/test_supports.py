@@ -1,0 +1,41 @@
+"""What is not served is refused with a reason that names the value."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from engine.ops.hopper.supports import MATRICES, unsupported
+from tools.bench.synthetic import MODELS
+
+PRECISION = dict.fromkeys(MATRICES, torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("element", [torch.float8_e4m3fn, torch.bfloat16])
+def test_the_named_models_are_served(model, element):
+    assert unsupported(MODELS[model].layer, dict.fromkeys(MATRICES, element)) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"head_dim": 96}, "head_dim 96"),
+        ({"rotary_dim": 64}, "rotary_dim 64"),
+        ({"num_kv": 5}, "16 q heads"),
+        ({"hidden": 1000}, "hidden 1000"),
+        ({"hidden": 4096}, "hidden 4096"),
+        ({"intermediate": 3000}, "intermediate 3000"),
+        ({"activation": "gelu"}, "'gelu'"),
+        ({"output_bias": True}, "has a bias"),
+    ],
+)
+def test_a_reason_names_the_value(change, reason):
+    shape = dataclasses.replace(MODELS["qwen3-0.6b"].layer, **change)
+    assert reason in (unsupported(shape, PRECISION) or "")
+
+
+def test_other_gpus_and_types_are_refused():
+    shape = MODELS["qwen3-0.6b"].layer
+    assert "(10, 0)" in (unsupported(shape, PRECISION, (10, 0)) or "")
+    assert "int8" in (unsupported(shape, PRECISION | {"o": torch.int8}) or "")

@@ -1,0 +1,108 @@
+"""Launches of every Triton operation at real models' shapes, recorded on CPU tensors without a device."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+BF16, F32, E4M3, I32 = torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int32
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel, its arguments by position and its constants and options by name."""
+
+    kernel: Any
+    args: tuple[Any, ...]
+    constants: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`module` of engine.ops.portable, the arguments of its launcher."""
+
+    name: str
+    module: str
+    args: tuple[Any, ...]
+
+    @property
+    def needs_e4m3(self) -> bool:
+        return (
+            self.module == "quantise"
+            or any(a in ("static", "token") for a in self.args if isinstance(a, str))
+            or any(a.dtype == E4M3 or a.shape == (1,) for a in self.args if isinstance(a, torch.Tensor))
+        )
+
+
+# heads, kv heads, head_dim, hidden, intermediate
+SHAPES = {
+    "qwen3": (16, 8, 128, 1024, 3072),
+    "qwen2": (14, 2, 64, 896, 4864),
+    "smollm2": (9, 3, 64, 576, 1536),
+}
+
+
+def empty(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def cases() -> Iterator[Case]:
+    scale = torch.ones(1)
+    for name, (heads, kv, dim, hidden, middle) in SHAPES.items():
+        x, weight = empty(7, hidden), empty(hidden)
+        for mode in ("none", "static", "token"):
+            given = scale if mode == "static" else None
+            yield Case(f"norm-{name}-{mode}", "norm", (x, x, weight, given, 1e-6, mode))
+            yield Case(f"silu-{name}-{mode}", "activation", (empty(7, 2 * middle), given, mode))
+        yield Case(f"norm-{name}-alone", "norm", (x, None, weight, None, 1e-6, "none"))
+        yield Case(f"quantise-{name}", "quantise", (empty(7, heads * dim),))
+        tables = (empty(512, dim // 2, dtype=F32), empty(512, dim // 2, dtype=F32))
+        qkv, at = empty(7, (heads + 2 * kv) * dim), torch.zeros(7, dtype=torch.int64)
+        norms = (empty(dim), empty(dim)) if name == "qwen3" else (None, None)
+        yield Case(f"rotary-{name}", "rotary", (qkv, at, *tables, *norms, heads, kv, 1e-6, 0.1))
+        q, k = empty(7, heads, dim), empty(7, kv, dim)
+        cu, tiles = torch.tensor([0, 3, 7], dtype=I32), empty(2, 4, dtype=I32)
+        for given in (None, scale):
+            yield Case(f"attention-{name}-{given is not None}", "attention", (q, k, k, tiles, cu, given))
+        yield Case(f"tiles-{name}", "attention_tiles", (cu, at, 21, 256, 512))
+        gate_up = empty(2 * middle, hidden)
+        yield Case(f"gate_up-{name}", "gate_up", (x, None, gate_up, None, None))
+        narrow = x.to(E4M3), gate_up.to(E4M3)
+        yield Case(f"gate_up-{name}-static", "gate_up", (narrow[0], scale, narrow[1], scale, scale))
+        yield Case(
+            f"gate_up-{name}-token", "gate_up", (narrow[0], empty(7, 1, dtype=F32), narrow[1], scale, None)
+        )
+
+
+class _Recorder:
+    def __init__(self, kernel: Any, found: list[Launch]) -> None:
+        self.kernel, self.found = kernel, found
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return lambda *args, **constants: self.found.append(Launch(self.kernel, args, constants))
+
+
+@pytest.fixture
+def record(monkeypatch: pytest.MonkeyPatch) -> Callable[[Case, int], Launch]:
+    """What a case's launcher would launch on a device of that capability."""
+
+    def run(case: Case, arch: int) -> Launch:
+        module = importlib.import_module(f"engine.ops.portable.{case.module}")
+        monkeypatch.setattr(module, "capability", lambda _: arch, raising=False)
+        found: list[Launch] = []
+        monkeypatch.setattr(module, "wrap_triton", lambda kernel: _Recorder(kernel, found))
+        module._launch.launch(*case.args)
+        (launch,) = found
+        return launch
+
+    return run
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        metafunc.parametrize("case", list(cases()), ids=lambda case: case.name)

@@ -1,0 +1,92 @@
+"""Every kernel but the 8-bit ones against its oracle, run by Triton's interpreter on the CPU in its own
+process.
+
+The interpreter is chosen when a kernel is defined, so it cannot be switched on in a process that imported
+one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed: kernels cannot be interpreted here")
+
+PRELUDE = """
+import importlib, torch
+from engine.ops.portable import reference
+torch.manual_seed(0)
+
+def launch(module, *args):
+    found = importlib.import_module(f"engine.ops.portable.{module}")
+    found.wrap_triton = lambda kernel: kernel
+    return found._launch.launch(*args)
+
+def near(got, want, tolerance):
+    error = (got.float() - want.float()).norm() / want.float().norm()
+    assert error < tolerance, float(error)
+
+def draw(*shape):
+    return torch.randn(shape)  # float32: the interpreter truncates to bfloat16 and multiplies it wrongly
+"""
+
+PROGRAMS = {
+    "norm": """
+x, delta, weight = draw(5, 576), draw(5, 576), draw(576)
+for given in (delta, None):
+    got = launch("norm", x, given, weight, None, 1e-6, "none")
+    want = reference.add_rms_norm(x, given, weight, None, 1e-6, "none")
+    near(got[1], want[1], 1e-6)
+    assert torch.equal(got[0], want[0])
+""",
+    "silu": """
+both = draw(3, 2 * 1536)
+near(launch("activation", both, None, "none")[0], reference.silu_mul(both, None, "none")[0], 1e-6)
+""",
+    "rotary": """
+for heads, kv, dim, norm in ((9, 3, 64, False), (4, 2, 128, True)):
+    qkv, angle = draw(6, (heads + 2 * kv) * dim), torch.rand(40, dim // 2)
+    norms = (draw(dim), draw(dim)) if norm else (None, None)
+    args = (qkv, torch.tensor([0, 1, 39, 0, 5, 6]), angle.cos(), angle.sin(), *norms, heads, kv, 1e-6, 0.18)
+    near(launch("rotary", *args), reference.head_norm_rope(*args), 1e-6)
+""",
+    "tiles": """
+for lengths in ([3, 21, 22, 1, 0, 0], [500], [64] * 5, [1, 300, 20, 299, 64]):
+    cu = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    at = torch.zeros(sum(lengths) + 9, dtype=torch.int64)  # nine rows of padding
+    got = launch("attention_tiles", cu, at, 21, 256, 512)
+    want = reference.attention_tiles(cu, at, 21, 256, 512)
+    used = want[:, 1] > 0
+    assert torch.equal(got[used], want[used])
+    assert bool((got[~used, 1] <= got[~used, 2]).all())
+""",
+    "attention": """
+from engine.ops.portable.attention import tile_tokens
+for heads, kv, dim in ((4, 2, 128), (9, 3, 64), (7, 1, 64), (2, 2, 64)):
+    lengths = [1, 70, 0, 33]
+    cu = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    total = sum(lengths) + 3
+    q, k = draw(total, heads, dim), draw(total, kv, dim)
+    v = draw(total, 2 * kv * dim)[:, kv * dim:].unflatten(-1, (kv, dim))
+    q[-3:], k[-3:], v[-3:] = (torch.nan,) * 3
+    tiles = reference.attention_tiles(cu, q, tile_tokens(heads, kv), 16, 128)
+    got = launch("attention", q, k, v, tiles, cu, None)[:-3]
+    near(got, reference.varlen_attention(q, k, v, tiles, cu, None)[:-3], 1e-6)
+""",
+    "gate_up": """
+x, weight = draw(130, 128), draw(512, 128) / 8
+args = (x, None, weight, None, None)
+near(launch("gate_up", *args), reference.gate_up(*args), 1e-6)
+""",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_kernel_computes_its_formula(name: str) -> None:
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", PRELUDE + PROGRAMS[name]]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
