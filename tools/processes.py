@@ -66,6 +66,14 @@ class Child:
         if status is not None:
             raise ChildError(f"{self.name} ended with status {status}. {self.last_words()}")
 
+    def cpu_seconds(self) -> float | None:
+        """Processor time used so far by the process and its threads; None where the system does not say."""
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return None
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime, proc(5)
+
     def stop(self, seconds: float = STOP_SECONDS) -> int:
         """SIGTERM, then SIGKILL after `seconds`; returns the exit status. May be called again."""
         if self.process.poll() is None:

@@ -12,8 +12,7 @@ from schemas.messages import Outcome, Reply, Sample, Timing
 from tools.bench.open_loop import Timed
 from tools.bench.overhead_report import Latency, parts, report_lines
 from tools.bench.overhead_run import Load, Servers, worker_settings, write_pipeline
-from tools.cli import app
-from tools.commands.bench_overhead import compare, kafka_home
+from tools.commands.bench_overhead import compare, kafka_home, numbers
 from tools.errors import UserError
 from tools.steps import Steps
 
@@ -63,12 +62,14 @@ async def test_a_worker_and_an_echo_are_measured(tmp_path: Path, kafka, redis_ur
     monkeypatch.setattr(overhead_run, "WARM_UP_SECONDS", 0.2)
     servers = Servers(kafka, redis_url, 500)
     load = Load(rate=20, seconds=0.5, sleep_ms=5, lanes=2)
-    echo, worker, found = await asyncio.to_thread(
-        compare, servers, load, tiny_causal.artifact, tmp_path, Steps()
-    )
-    assert echo.mean > 0
-    assert worker.mean > 5
-    assert sum(found.values()) == pytest.approx(worker.mean)
+    echo, worker = await asyncio.to_thread(compare, servers, load, tiny_causal.artifact, tmp_path, Steps())
+    assert len(echo.timed) == len(worker.timed) == 10
+    assert worker.latency.mean > 5
+    found = parts(worker.timed, load.sleep_ms)
+    assert sum(found.values()) == pytest.approx(worker.latency.mean)
+    line = numbers(worker, echo, found, load.sleep_ms)
+    assert line["mean_minus_sleep_ms"] == pytest.approx(worker.latency.mean - 5, abs=0.01)
+    assert worker.cpu_ms is None or worker.cpu_ms > 0
 
 
 def test_settings_are_a_valid_configuration(tmp_path: Path):
@@ -89,4 +90,3 @@ def test_without_a_broker_it_says_what_to_give(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("KAFKA_HOME", str(tmp_path))
     with pytest.raises(UserError, match=r"kafka-server-start\.sh"):
         kafka_home()
-    assert app is not None

@@ -44,10 +44,15 @@ def side_line(side: Timed, work: Work) -> str:
 
 
 def results(sides: Sequence[Timed], work: Work, difference: float) -> dict[str, object]:
-    """The numbers of the JSON line; ratio is samples/s of the first side over the second's."""
+    """The numbers of the JSON line; ratio is samples/s of the first side over the second's.
+
+    The ratio a computed token counts the peer's padding as work done: what is left of the ratio when not
+    padding is taken out of it.
+    """
     ours, peer = sides
     return {
         "ratio": round(peer.median / ours.median, 3),
+        "ratio_per_computed_token": round(peer.median / ours.median * work.tokens / work.padded_tokens, 3),
         "samples_per_s": round(work.samples / ours.median, 2),
         "peer_samples_per_s": round(work.samples / peer.median, 2),
         "share_of_ceiling": round(work.useful_flops / ours.median / work.ceiling_flops_s, 3),

@@ -15,6 +15,7 @@ import yaml
 
 from schemas.client import Client, ClientSettings
 from tools.bench.open_loop import Timed, send_at_rate
+from tools.bench.overhead_report import Latency
 from tools.demo.queries import read_queries
 from tools.processes import Child, free_ports
 
@@ -100,8 +101,24 @@ async def client_of(servers: Servers, topic: str, replies: str) -> AsyncIterator
         yield client
 
 
-async def measure(servers: Servers, topic: str, replies: str, load: Load) -> Sequence[Timed]:
-    """Warm up, then the load's seconds."""
+@dataclass(frozen=True)
+class Measured:
+    """One side: its replies, and the processor time that its process took for each (None: not known)."""
+
+    timed: Sequence[Timed]
+    cpu_ms: float | None
+
+    @property
+    def latency(self) -> Latency:
+        return Latency.of([each.latency_ms for each in self.timed])
+
+
+async def measure(servers: Servers, topic: str, replies: str, load: Load, side: Child) -> Measured:
+    """Warm up, then the load's seconds, of the process `side`."""
     async with client_of(servers, topic, replies) as client:
         await send_at_rate(client, "sleep", titles(), load.rate, WARM_UP_SECONDS)
-        return await send_at_rate(client, "sleep", titles(), load.rate, load.seconds)
+        before = side.cpu_seconds()
+        timed = await send_at_rate(client, "sleep", titles(), load.rate, load.seconds)
+        after = side.cpu_seconds()
+    used = None if before is None or after is None else (after - before) * 1e3 / len(timed)
+    return Measured(timed, used)

@@ -8,6 +8,7 @@ import os
 import tempfile
 import uuid
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +17,16 @@ from rich.console import Console
 
 from tools.artifact_cache import Wanted, cached_artifact
 from tools.bench.apache_kafka import apache_kafka
-from tools.bench.overhead_report import Latency, parts, report_lines
-from tools.bench.overhead_run import Load, Servers, measure, start_echo, worker_settings, write_pipeline
+from tools.bench.overhead_report import parts, report_lines
+from tools.bench.overhead_run import (
+    Load,
+    Measured,
+    Servers,
+    measure,
+    start_echo,
+    worker_settings,
+    write_pipeline,
+)
 from tools.bench.provenance import provenance
 from tools.commands.demo import BOUNDS
 from tools.demo.servers import embedded_redis
@@ -66,49 +75,49 @@ def overhead(
             bootstrap = bootstrap_servers or stack.enter_context(apache_kafka(kafka_home(), folder))
             redis = redis_url or stack.enter_context(embedded_redis(folder))
             servers = Servers(bootstrap, redis, fetch_max_wait_ms)
-            echo, worker, found = compare(servers, load, artifact, folder, say)
+            echo, worker = compare(servers, load, artifact, folder, say)
         except ChildError as error:
             raise UserError(str(error)) from error
+    found = parts(worker.timed, sleep_ms)
     console = Console(highlight=False, soft_wrap=True)
-    for line in report_lines(worker, echo, found, sleep_ms, rate):
+    for line in report_lines(worker.latency, echo.latency, found, sleep_ms, rate):
         console.print(line)
+    if worker.cpu_ms is not None and echo.cpu_ms is not None:
+        console.print(f"processor time a request: worker {worker.cpu_ms:.2f} ms, echo {echo.cpu_ms:.2f} ms")
     if as_json:
-        told = {
-            "benchmark": "overhead",
-            "rate": rate,
-            "seconds": seconds,
-            "sleep_ms": sleep_ms,
-            "lanes": lanes,
-        }
-        numbers = {
-            "mean_minus_sleep_ms": round(worker.mean - sleep_ms, 2),
-            **worker.rounded(),
-            "echo": echo.rounded(),
-            "parts_ms": {name: round(value, 3) for name, value in found.items()},
-            "fetch_max_wait_ms": fetch_max_wait_ms,
-        }
-        typer.echo(json.dumps({**told, **numbers, **provenance("cpu")}))
+        told = {"benchmark": "overhead", "fetch_max_wait_ms": fetch_max_wait_ms, **asdict(load)}
+        typer.echo(json.dumps({**told, **numbers(worker, echo, found, sleep_ms), **provenance("cpu")}))
+
+
+def numbers(worker: Measured, echo: Measured, found: dict[str, float], sleep_ms: float) -> dict[str, object]:
+    """What was measured, for the JSON line."""
+    return {
+        "mean_minus_sleep_ms": round(worker.latency.mean - sleep_ms, 2),
+        **worker.latency.rounded(),
+        "cpu_ms": worker.cpu_ms,
+        "echo": {**echo.latency.rounded(), "cpu_ms": echo.cpu_ms},
+        "parts_ms": {name: round(value, 3) for name, value in found.items()},
+    }
 
 
 def compare(
     servers: Servers, load: Load, artifact: Path, folder: Path, say: Steps
-) -> tuple[Latency, Latency, dict[str, float]]:
-    """(the echo's latency, the worker's, the worker's parts), measured one after the other."""
+) -> tuple[Measured, Measured]:
+    """(echo, worker), measured one after the other."""
     run = uuid.uuid4().hex[:8]
     topics = {name: f"boundgen.bench.{run}.{name}" for name in ("echo", "sleep", "replies")}
     dead = f"{topics['sleep']}-dlt"
     asyncio.run(create_topics(servers.bootstrap, dict.fromkeys([*topics.values(), dead], PARTITIONS)))
     say("measuring the echo")
-    with start_echo(servers, topics["echo"], folder):
-        echo = asyncio.run(measure(servers, topics["echo"], topics["replies"], load))
+    with start_echo(servers, topics["echo"], folder) as child:
+        echo = asyncio.run(measure(servers, topics["echo"], topics["replies"], load, child))
     say("starting the worker")
     pipeline = write_pipeline(folder, load)
     settings = worker_settings(servers, pipeline, artifact, topics["sleep"], topics["replies"])
-    with run_worker(settings, folder):
+    with run_worker(settings, folder) as running:
         say("measuring the worker")
-        timed = asyncio.run(measure(servers, topics["sleep"], topics["replies"], load))
-    latencies = [Latency.of([each.latency_ms for each in side]) for side in (echo, timed)]
-    return latencies[0], latencies[1], parts(timed, load.sleep_ms)
+        worker = asyncio.run(measure(servers, topics["sleep"], topics["replies"], load, running.child))
+    return echo, worker
 
 
 def kafka_home() -> Path:
