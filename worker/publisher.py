@@ -33,11 +33,12 @@ from aiokafka.errors import (
 from worker.logs import Throttle
 from worker.metrics import WorkerMetrics
 from worker.replies import Outgoing
+from worker.sending import send_acked
 from worker.settings import ReplySettings
 
 log = structlog.get_logger(__name__)
 
-MAX_BATCH_BYTES = 128 << 10  # a partition's records of one send; a larger record travels alone
+MAX_BATCH_BYTES = 128 << 10  # a partition's records of one send
 MAX_RECORD_BYTES = 64 << 20  # dead letters are as large as requests: the broker's limit decides
 MAX_BACKOFF_S = 2.0
 
@@ -142,14 +143,7 @@ class Publisher:
             )
         try:
             async with asyncio.timeout(2 * self._timeout_s):
-                sent = await producer.send(
-                    record.topic,
-                    value=record.value,
-                    key=record.key,
-                    partition=record.partition,
-                    headers=list(record.headers),
-                )
-                await sent
+                await send_acked(producer, record)
         except KafkaError as error:
             if (reason := _REFUSALS.get(type(error))) is not None:
                 raise RefusedError(reason, f"{record.topic}: {type(error).__name__}") from error

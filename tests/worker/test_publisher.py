@@ -77,6 +77,22 @@ async def test_a_record_over_the_brokers_limit_is_refused_alone(apache_kafka: st
     assert refused[0].reason == "too_large"  # type: ignore[union-attr]
 
 
+async def test_a_record_that_is_too_large_takes_no_neighbour_along(
+    apache_kafka: str, topics: MakeTopic
+) -> None:
+    topic = await topics(configs={"max.message.bytes": "20000"})
+    async with publishing(apache_kafka, topic) as publisher:
+        for partition in (0, None):
+            records = [outgoing(topic, b"%d" % n, partition=partition) for n in range(20)]
+            records[7] = outgoing(topic, bytes(30_000), partition=partition)  # all fit one batch of ours
+            results = await asyncio.gather(*map(publisher.send, records), return_exceptions=True)
+            assert [index for index, each in enumerate(results) if each is not None] == [7]
+            assert isinstance(results[7], RefusedError)
+            assert results[7].reason == "too_large"
+    expected = [b"%d" % n for n in range(20) if n != 7] * 2
+    assert sorted(await values(apache_kafka, topic, len(expected))) == sorted(expected)
+
+
 async def test_a_topic_that_is_not_there_is_refused_at_once_and_found_later(
     kafka: str, topics: MakeTopic
 ) -> None:
