@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import threading
 import time
@@ -33,6 +34,9 @@ RUN_S = 900
 TEXT = Path(__file__).parents[2] / "LICENSE"
 
 
+Row = tuple[Tensor, Tensor]  # a sample's log-probabilities: over the labels, over the vocabulary
+
+
 @dataclass(frozen=True)
 class Expected:
     """A sample and what transformers, alone in float32, says of the labels after it."""
@@ -62,21 +66,27 @@ def label_ids(artifact: Artifact) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def expected(smollm2_gguf: Path, artifact: Artifact, label_ids: list[int]) -> list[Expected]:
+def reference(smollm2_gguf: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(
         smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
-    ).eval()
+    )
+    return model.eval()
 
-    def run_alone(ids: list[int]) -> Expected:
-        with torch.inference_mode():
-            logits = model(torch.tensor([ids]), logits_to_keep=1).logits[0, -1]
-            labels = logits[label_ids]
-            return Expected(ids, labels.log_softmax(-1), labels - logits.logsumexp(-1))
 
+def run_alone(model: Any, ids: list[int], label_ids: list[int]) -> Expected:
+    with torch.inference_mode():
+        logits = model(torch.tensor([ids]), logits_to_keep=1).logits[0, -1]
+        labels = logits[label_ids]
+        return Expected(ids, labels.log_softmax(-1), labels - logits.logsumexp(-1))
+
+
+@pytest.fixture(scope="module")
+def expected(reference: Any, artifact: Artifact, label_ids: list[int]) -> list[Expected]:
+    samples = draw_samples(artifact, random.Random(1))
     with ThreadPoolExecutor(NUM_LANES, initializer=lambda: torch.set_num_threads(1)) as threads:
-        return list(threads.map(run_alone, draw_samples(artifact, random.Random(1))))
+        return list(threads.map(lambda ids: run_alone(reference, ids, label_ids), samples))
 
 
 def draw_samples(artifact: Artifact, rng: random.Random) -> list[list[int]]:
@@ -105,9 +115,39 @@ def draw_batch(rng: random.Random, number: int, expected: list[Expected], max_to
 
 
 def test_label_log_probabilities(
-    artifact: Artifact, lanes: LanePool, label_ids: list[int], expected: list[Expected]
+    artifact: Artifact, lanes: LanePool, label_ids: list[int], expected: list[Expected], reference: Any
 ) -> None:
-    """200 random packed batches through the compiled package against transformers, one sample at a time."""
+    """200 random packed batches through the compiled package against transformers, one sample at a time.
+
+    Now and then a sample of random ids drives activations to 25,000, and float32 itself gives out: there
+    transformers differs by more than the tolerance from its own run of the same sample in a batch. Such a
+    sample has to show that it is one, and is measured against transformers in float64.
+    """
+    rng = random.Random(2)
+    batches = [draw_batch(rng, number, expected, artifact.bounds.tokens) for number in range(NUM_BATCHES)]
+    found = run_batches(artifact, lanes, label_ids, [[expected[i].ids for i in batch] for batch in batches])
+    rows: dict[int, list[Row]] = defaultdict(list)
+    for batch, (over_labels, over_vocabulary) in zip(batches, found, strict=True):
+        for place, i in enumerate(batch):
+            rows[i].append((over_labels[place], over_vocabulary[place]))
+    assert len(rows) > POOL_SIZE / 2
+    unstable = {i for i, seen in rows.items() if worst_error(seen, expected[i]) >= TOLERANCE}
+    assert len(unstable) <= POOL_SIZE // 50
+    exact_model = copy.deepcopy(reference).double() if unstable else None
+    for i in unstable:
+        exact = run_alone(exact_model, expected[i].ids, label_ids)
+        alone = (expected[i].over_labels, expected[i].over_vocabulary)
+        assert worst_error([alone], exact) > TOLERANCE / 4
+        assert worst_error(rows[i], exact) < TOLERANCE
+    for i in rows.keys() - unstable:  # whatever the neighbours
+        probabilities = torch.stack([over_vocabulary for _, over_vocabulary in rows[i]])
+        assert float((probabilities.amax(0) - probabilities.amin(0)).max()) < TOLERANCE
+
+
+def run_batches(
+    artifact: Artifact, lanes: LanePool, label_ids: list[int], batches: list[list[list[int]]]
+) -> list[tuple[Tensor, ...]]:
+    """Of each batch: log-probabilities over labels and over the vocabulary, each [num_samples, labels]."""
     weight = artifact.head_weight
     assert weight is not None
 
@@ -116,28 +156,16 @@ def test_label_log_probabilities(
         labels = logits[:, label_ids]
         return labels.log_softmax(-1), labels - logits.logsumexp(-1, keepdim=True)
 
-    rng = random.Random(2)
-    batches = [draw_batch(rng, number, expected, artifact.bounds.tokens) for number in range(NUM_BATCHES)]
-    jobs = [
-        lanes.executor.submit(lanes.run, pack([expected[i].ids for i in batch]), head) for batch in batches
-    ]
-    seen: dict[int, list[Tensor]] = defaultdict(list)
-    worst = 0.0
-    for batch, job in zip(batches, jobs, strict=True):
-        over_labels, over_vocabulary = job.result(RUN_S)
-        for row, i in enumerate(batch):
-            seen[i].append(over_vocabulary[row])
-            errors = (
-                over_labels[row] - expected[i].over_labels,
-                over_vocabulary[row] - expected[i].over_vocabulary,
-            )
-            worst = max(worst, *(float(error.abs().max()) for error in errors))
-    assert worst < TOLERANCE
-    spread = max(
-        float((torch.stack(rows).amax(0) - torch.stack(rows).amin(0)).max()) for rows in seen.values()
+    jobs = [lanes.executor.submit(lanes.run, pack(batch), head) for batch in batches]
+    return [job.result(RUN_S) for job in jobs]
+
+
+def worst_error(rows: list[Row], expected: Expected) -> float:
+    return max(
+        float((ours - theirs).abs().max())
+        for row in rows
+        for ours, theirs in zip(row, (expected.over_labels, expected.over_vocabulary), strict=True)
     )
-    assert spread < TOLERANCE  # whatever the neighbours
-    assert len(seen) > POOL_SIZE / 2
 
 
 def test_three_lanes_hold_one_copy_of_the_weights(artifact: Artifact) -> None:
