@@ -10,6 +10,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from tools.broker_state import Lag, committed_lag, count_partitions, count_records
 from tools.demo.servers import embedded_broker
 from tools.demo.topics import create_topics
+from tools.errors import UserError
 
 
 async def send_batches(bootstrap: str, topic: str, *sizes: int) -> None:
@@ -57,10 +58,12 @@ async def test_creating_twice_is_fine(kafka, topics):
     await create_topics(kafka, {topic: 2})
 
 
-async def test_no_broker_is_an_error_of_the_user(monkeypatch: pytest.MonkeyPatch):
-    from tools.demo import topics as module
-    from tools.errors import UserError
+async def test_a_topic_that_the_broker_refuses_is_an_error_of_the_user(kafka):
+    with pytest.raises(UserError, match=r"topic 'not a name' cannot be created: InvalidTopicError"):
+        await create_topics(kafka, {"not a name": 1})
 
-    monkeypatch.setattr(module, "READY_SECONDS", 1.0)
+
+async def test_no_broker_is_an_error_of_the_user(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tools.demo.topics.READY_SECONDS", 1.0)
     with pytest.raises(UserError, match=r"--bootstrap-servers = '127\.0\.0\.1:9'"):
         await create_topics("127.0.0.1:9", {"x": 1})

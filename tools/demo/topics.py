@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, NoError, TopicAlreadyExistsError, for_code
 
 from tools.errors import UserError
 
@@ -31,7 +31,10 @@ async def _create(servers: str, partitions: Mapping[str, int]) -> None:
         await admin.start()
         missing = set(partitions) - set(await admin.list_topics())
         if missing:
-            await admin.create_topics([NewTopic(topic, partitions[topic], 1) for topic in sorted(missing)])
+            wanted = [NewTopic(topic, partitions[topic], 1) for topic in sorted(missing)]
+            for topic, code, *said in (await admin.create_topics(wanted)).topic_errors:
+                if code not in (NoError.errno, TopicAlreadyExistsError.errno):
+                    raise UserError(f"topic {topic!r} cannot be created: {for_code(code).__name__} {said}")
         while not all(map(_has_leaders, await admin.describe_topics(list(partitions)))):  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
     finally:
