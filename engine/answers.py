@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+Observer: TypeAlias = Callable[[str, object], None]
+"""Told a node's name and the value it gave for one request; on whatever thread ran the node."""
+
 
 def always() -> bool:
     return True
@@ -17,12 +20,14 @@ class Prepared:
 
     num_tokens is what batching budgets by: of several tokenizers the one with most tokens. `wanted` is asked
     on the lane's thread right before a model node launches; it must be quick, and thread-safe (branches).
+    `observe`, where there is one, is told every node's value, for whoever must find out why.
     """
 
     values: Mapping[str, object]  # by node, those that EXECUTE nodes read
     num_tokens: int
     num_samples: int
     wanted: Callable[[], bool] = always
+    observe: Observer | None = None
 
 
 @dataclass(frozen=True)

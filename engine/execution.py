@@ -121,6 +121,8 @@ class Execution:
                 raise TypeError(f"a value of type {type(value).__name__}, not {node.produces.__name__}")
             else:
                 request.values[name] = value
+                if request.prepared.observe is not None:
+                    request.prepared.observe(name, value)
 
     def _fail(self, requests: Sequence[_RequestState], error: Exception) -> None:
         with self._lock:

@@ -14,7 +14,7 @@ from threading import Lock
 from types import TracebackType
 from typing import Self
 
-from engine.answers import Answer, Dropped, Failure, Prepared, Result
+from engine.answers import Answer, Dropped, Failure, Observer, Prepared, Result
 from engine.bounds import Bounds
 from engine.errors import ConfigError, InputError, NodeError
 from engine.execution import Execution
@@ -73,8 +73,9 @@ class Pipeline:
         except ConfigError as error:
             raise error.under("", config.file) from error
 
-    def prepare(self, samples: Sequence[Sample]) -> Prepared:
-        """Run the PREPARE nodes on one request. InputError: the request's fault; NodeError: a node's."""
+    def prepare(self, samples: Sequence[Sample], observe: Observer | None = None) -> Prepared:
+        """Run the PREPARE nodes on one request. InputError: the request's fault; NodeError: a node's.
+        `observe` is told these nodes' values now, and the others' when they run."""
         self.bounds.check_samples(len(samples))
         values: dict[str, object] = {REQUEST: Samples(tuple(samples))}
         num_tokens = 0
@@ -84,7 +85,10 @@ class Pipeline:
                 self.bounds.check_tokens(value)
                 num_tokens = max(num_tokens, value.num_tokens)
             values[name] = value
-        return Prepared({name: values[name] for name in self._carried}, num_tokens, len(samples))
+            if observe is not None:
+                observe(name, value)
+        carried = {name: values[name] for name in self._carried}
+        return Prepared(carried, num_tokens, len(samples), observe=observe)
 
     def submit(self, batch: Sequence[Prepared]) -> Future[list[Result]]:
         """Run the EXECUTE nodes on a batch; the future never fails and has one result a request, in order.

@@ -321,3 +321,12 @@ def test_errors_at_open_name_the_node(no_artifacts: ArtifactStore) -> None:
     with pytest.raises(ConfigError) as caught:
         Pipeline.open(config(**{**ONE, "rows": {"kind": "encodr", "inputs": ["total"]}}), no_artifacts)
     assert caught.value.key == "nodes.rows.kind"
+
+
+def test_an_observer_is_told_every_nodes_value_for_its_own_request(pipeline: Pipeline, sample: Any) -> None:
+    seen: list[tuple[str, object]] = []
+    watched = pipeline.prepare([sample("a bb")], lambda name, value: seen.append((name, value)))
+    pipeline.submit([pipeline.prepare([sample("ccc")]), watched]).result(timeout=20)
+    assert [name for name, _ in seen] == ["words", "total", "rows"]
+    assert seen[0][1] == Tokens(((1, 2),))
+    assert seen[2][1] == Rows(({"total": 3.0},))

@@ -1,0 +1,1 @@
+"""What went through topics, kept in files: records byte for byte, with the replies that answer them."""
