@@ -25,6 +25,7 @@ COMMANDS = {
     "build": ("tools.commands.build", "Compile a model into an artifact that workers load."),
     "worker": ("tools.commands.worker", "Serve pipelines from Kafka until told to stop."),
     "bulk": ("tools.commands.bulk", "Score every row of a JSONL or Parquet file; a kill costs one part."),
+    "redrive": ("tools.commands.redrive", "Dead letters back to their topics; a dry run unless told."),
     "capture": ("tools.commands.capture", "Keep requests and their replies in a file, unnoticed by workers."),
     "replay": ("tools.commands.replay", "Run captured requests again and say what is answered differently."),
     "demo": ("tools.commands.demo", "See it work: broker, Redis, model and 60 requests in one command."),

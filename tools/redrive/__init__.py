@@ -1,0 +1,1 @@
+"""Dead letters back to the topics they came from."""
