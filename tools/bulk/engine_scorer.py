@@ -89,7 +89,13 @@ class EngineScorer:
         self._stop.until(lambda seconds: self._free.acquire(timeout=seconds))
         scoring.begin()
         future = self._pipeline.submit([request.prepared for request in batch])
-        future.add_done_callback(lambda done: self._done(scoring, batch, done.result()))
+        future.add_done_callback(lambda done: self._guarded(scoring, batch, done.result()))
+
+    def _guarded(self, scoring: _Scoring, batch: Sequence[Request], results: Sequence[Result]) -> None:
+        try:
+            self._done(scoring, batch, results)
+        except BaseException as error:  # noqa: BLE001 - a callback's end: unheard, the part would never be done
+            self._stop.fail(error)
 
     def _done(self, scoring: _Scoring, batch: Sequence[Request], results: Sequence[Result]) -> None:
         """On a thread of the engine: store, and hand what is left to the pool."""

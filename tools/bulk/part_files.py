@@ -11,26 +11,30 @@ import base64
 import gzip
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from schemas.messages import ErrorCode
 from tools.bulk.inputs import Kind
-from tools.bulk.rows import RowError, ScoredPart
+from tools.bulk.rows import Row, RowError, RowResult, ScoredPart
 
 ERROR_COLUMNS = ("error_code", "error_message", "error_field")
 RESERVED = {"id", "row", *ERROR_COLUMNS}
 GZIP_LEVEL = 4  # level 9 takes four times as long for 3% less
 
 
-def write_part(path: Path, kind: Kind, scored: ScoredPart) -> None:
-    """Write a part's file, not synced."""
+def write_part(path: Path, kind: Kind, scored: ScoredPart) -> ScoredPart:
+    """Write a part's file, not synced; the part as written: a result that JSON cannot hold is an error."""
     if kind.format == "parquet":
         pq.write_table(table_of(scored), str(path), compression="zstd")
-    else:
-        path.write_bytes(compress(lines_of(scored), kind))
+        return scored
+    content, written = lines_of(scored)
+    path.write_bytes(compress(content, kind))
+    return written
 
 
 def compress(content: bytes, kind: Kind) -> bytes:
@@ -43,17 +47,19 @@ def compress(content: bytes, kind: Kind) -> bytes:
     return content
 
 
-def lines_of(scored: ScoredPart) -> bytes:
-    """One line a row, each ended."""
-    lines = []
-    for row, result in zip(scored.part.rows, scored.results, strict=True):
-        if isinstance(result, RowError):
-            line = {"custom_id": row.id, "row": row.number, "response": None, "error": result._asdict()}
-        else:
-            response = {"status_code": 200, "body": result}
-            line = {"custom_id": row.id, "row": row.number, "response": response, "error": None}
-        lines.append(_encode(line))
-    return b"".join(lines)
+def lines_of(scored: ScoredPart) -> tuple[bytes, ScoredPart]:
+    """One line a row, each ended; and what they say."""
+    lines, results = [], list(scored.results)
+    for place, row in enumerate(scored.part.rows):
+        try:
+            lines.append(_encode(_line(row, results[place])))
+        except (
+            TypeError,
+            ValueError,
+        ) as error:  # NaN, or a key that is no text, from a node of the user's own
+            results[place] = RowError(ErrorCode.INTERNAL, f"the result cannot be written as JSON: {error}")
+            lines.append(_encode(_line(row, results[place])))
+    return b"".join(lines), replace(scored, results=tuple(results))
 
 
 def table_of(scored: ScoredPart) -> Any:
@@ -86,17 +92,22 @@ def as_json(value: object) -> str:
     return json.dumps(value, default=_plain)
 
 
+def _line(row: Row, result: RowResult) -> dict[str, Any]:
+    if isinstance(result, RowError):
+        return {"custom_id": row.id, "row": row.number, "response": None, "error": result._asdict()}
+    response = {"status_code": 200, "body": result}
+    return {"custom_id": row.id, "row": row.number, "response": response, "error": None}
+
+
 def _encode(line: dict[str, Any]) -> bytes:
     try:
-        return json.dumps(line, ensure_ascii=False, default=_plain).encode() + b"\n"
+        return json.dumps(line, ensure_ascii=False, allow_nan=False, default=_plain).encode() + b"\n"
     except UnicodeEncodeError:  # a lone surrogate, which JSON can name and UTF-8 cannot
-        return json.dumps(line, default=_plain).encode() + b"\n"
+        return json.dumps(line, allow_nan=False, default=_plain).encode() + b"\n"
 
 
 def _plain(value: object) -> str:
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    raise TypeError(f"a result holds {type(value).__name__}, which is no plain value")
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
 def _id_array(ids: Iterable[str | int]) -> Any:

@@ -175,7 +175,7 @@ def write_record(workspace: Workspace, kind: Kind, scored: ScoredPart) -> PartRe
     """The part's file on the disk, then its line in the journal."""
     name = f"part-{scored.part.index:06d}.{kind.format}"
     path, beside = workspace.path(name), workspace.path(f"{name}.tmp")
-    write_part(beside, kind, scored)
+    scored = write_part(beside, kind, scored)
     with beside.open("rb+") as file:
         sync(file)
     put_in_place(beside, path)

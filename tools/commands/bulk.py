@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -111,8 +111,7 @@ def bulk(
         tell_stopped(workspace)
         raise typer.Exit(128 + (stop.signal or 0)) from None
     except NoProgressError as error:
-        console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-        console.print(f"error: {error}")
+        talk().print(f"error: {error}")
         tell_stopped(workspace)
         raise typer.Exit(1) from None
     except OSError as error:
@@ -123,9 +122,11 @@ def bulk(
 def score(job: Job, asked: Asked, workspace: Workspace, stop: Stop) -> Tally:
     """The run itself, over a workspace that is locked."""
     open_workspace(workspace, job, asked)
-    with Steps() as say, open_scorer(job, asked, stop, say) as scorer:
+    with ExitStack() as stack:
+        with Steps() as say:  # ends here: a terminal shows one moving line at a time
+            scorer = stack.enter_context(open_scorer(job, asked, stop, say))
         going_on = f", going on after {workspace.rows_done:,} rows" if workspace.rows_done else ""
-        say(f"scoring {asked.input}{going_on}")
+        talk().print(f"scoring {asked.input}{going_on}")
         return run_job(job, asked, scorer, workspace, stop)
 
 
@@ -171,20 +172,26 @@ def catch_signals(stop: Stop) -> Iterator[None]:
 
 def report(tally: Tally, job: Job, as_json: bool) -> None:
     """The counts for a person on standard error, for scripts as the last line of standard output."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    console = talk()
     summary = {"output": str(job.output), **tally.summary()}
     console.print(
         f"{tally.rows:,} rows, {tally.failed:,} failed, {summary['rows_per_s']:,} rows/s: {job.output}"
     )
     for code, count in sorted(tally.errors.items()):
         console.print(f"  {count:,} {code}")
+    if len(tally.models) > 1:
+        console.print(f"  answered by {len(tally.models)} models: {', '.join(sorted(tally.models))}")
     if as_json:
         typer.echo(json.dumps(summary))
     if tally.failed:
         raise typer.Exit(1)
 
 
+def talk() -> Console:
+    """Standard error, for a person; brackets in a path are no markup."""
+    return Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+
+
 def tell_stopped(workspace: Workspace) -> None:
     """What is done and how to go on."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-    console.print(f"stopped; {workspace.rows_done:,} rows are done, the same command goes on from there")
+    talk().print(f"stopped; {workspace.rows_done:,} rows are done, the same command goes on from there")

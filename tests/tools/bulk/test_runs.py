@@ -156,6 +156,26 @@ def test_parquet_parts_of_different_types_become_one_table(tmp_path: Any) -> Non
     assert found["error_code"].to_pylist() == ["invalid_row"] * 2 + [None] * 6
 
 
+def test_results_that_json_cannot_hold_are_errors_and_bytes_are_base64(tmp_path: Any) -> None:
+    results = [
+        {"x": float("nan")},
+        {"x": b"\x00\xff"},
+        {(1, 2): "x"},
+        {"x": {"y"}},
+        {"x": "caf\u00e9 \ud800"},
+    ]
+    written = write_part(tmp_path / "x", Kind("jsonl", None), scored(0, results))
+    lines = [json.loads(line) for line in (tmp_path / "x").read_bytes().splitlines()]
+    assert [isinstance(each, RowError) for each in written.results] == [True, False, True, False, False]
+    assert [line["response"] is None for line in lines] == [True, False, True, False, False]
+    assert lines[0]["error"]["code"] == "internal"
+    assert [lines[place]["response"]["body"]["x"] for place in (1, 3, 4)] == [
+        "AP8=",
+        "{'y'}",
+        "caf\u00e9 \ud800",
+    ]
+
+
 def test_a_journal_is_believed_as_far_as_its_files_are_whole(tmp_path: Any) -> None:
     output = tmp_path / "out.jsonl"
     with Workspace(output) as workspace:
