@@ -10,7 +10,7 @@ import asyncio
 import uuid
 from typing import Self
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
 from schemas.codec import decode_reply
 from schemas.headers import parse_headers, request_headers
@@ -23,18 +23,22 @@ class RawSender:
     def __init__(self, servers: str, reply_topic: str, fetch_wait_ms: int) -> None:
         self._reply_topic = reply_topic
         self._producer = AIOKafkaProducer(bootstrap_servers=servers)
-        self._consumer = AIOKafkaConsumer(bootstrap_servers=servers, fetch_max_wait_ms=fetch_wait_ms)
+        self._consumer = AIOKafkaConsumer(
+            reply_topic, bootstrap_servers=servers, fetch_max_wait_ms=fetch_wait_ms
+        )
         self._waiting: dict[bytes, asyncio.Future[Reply]] = {}
         self._reading: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        await self._producer.start()
-        await self._consumer.start()
-        await self._consumer.topics()  # fills in the partitions of every topic
-        numbers = self._consumer.partitions_for_topic(self._reply_topic) or ()
-        partitions = [TopicPartition(self._reply_topic, number) for number in numbers]
-        self._consumer.assign(partitions)
-        await self._consumer.seek_to_end(*partitions)
+        try:
+            await self._producer.start()
+            await self._consumer.start()
+            await self._consumer.seek_to_end()
+            for partition in self._consumer.assignment():
+                await self._consumer.position(partition)  # only now is the end fixed
+        except BaseException:
+            await self.__aexit__()
+            raise
         self._reading = asyncio.create_task(self._read())
         return self
 
