@@ -17,7 +17,7 @@ from tools.capture.matching import ReplyMatcher
 from tools.capture.records import Captured
 from tools.capture.topic_reader import Span, TopicReader
 
-SKEW_MS = 60_000  # how far a reply's timestamp may seem to be before its request's
+SKEW_MS = 600_000  # how far a reply's timestamp may seem to be before its request's: clocks differ
 
 
 @dataclass(frozen=True)
@@ -51,24 +51,22 @@ class Capture:
         self._writer = writer
         self._stop = stop
         self._matcher = ReplyMatcher()
+        self._earliest_ms = int(time.time() * 1000)  # of the requests that were kept
 
     async def run(self) -> Counts:
         """UserError where the broker fails; what was written until then is there."""
         plan = self._plan
-        since_ms = plan.span.since_ms
-        from_then = Span(since_ms=None if since_ms is None else since_ms - SKEW_MS)
         if plan.follow:
-            span = plan.span if plan.span != Span() else Span(since_ms=int(time.time() * 1000))
-            reply_span = from_then if plan.span != Span() else Span(since_ms=span.since_ms)
-            await self._follow(span, reply_span)
+            await self._follow()
             return self.counts
         async with TopicReader(self._options, plan.topics, plan.span) as reader:
             async for records in reader.to_end():
                 self._take(records)
                 if self._full or self._stop.is_set():
                     break
-        if plan.replies and not self._stop.is_set():
-            async with TopicReader(self._options, plan.replies, from_then) as reader:
+        if plan.replies and self.counts.requests and not self._stop.is_set():
+            span = Span(since_ms=self._earliest_ms - SKEW_MS)
+            async with TopicReader(self._options, plan.replies, span) as reader:
                 async for records in reader.to_end():
                     self._take(records)
                     if self._stop.is_set():
@@ -79,7 +77,10 @@ class Capture:
     def _full(self) -> bool:
         return self._plan.limit is not None and self.counts.requests >= self._plan.limit
 
-    async def _follow(self, span: Span, reply_span: Span) -> None:
+    async def _follow(self) -> None:
+        now_ms, since_ms = int(time.time() * 1000), self._plan.span.since_ms
+        span = Span(since_ms=now_ms if since_ms is None else since_ms)
+        reply_span = Span(since_ms=now_ms if since_ms is None else since_ms - SKEW_MS)
         async with (
             TopicReader(self._options, self._plan.topics, span) as requests,
             TopicReader(self._options, self._plan.replies, reply_span) as replies,
@@ -112,6 +113,7 @@ class Capture:
             return
         self._writer.put(request)
         self.counts.requests += 1
+        self._earliest_ms = min(self._earliest_ms, max(request.timestamp_ms, SKEW_MS))
         if self._plan.replies:
             for reply in self._matcher.add_request(request):
                 self._put_reply(reply)

@@ -113,17 +113,17 @@ class TopicReader:
 
     async def _seek(self) -> None:
         span = self._span
-        for place in self._places:
-            if span.first_offset is not None:
+        if not self._places:
+            return
+        if span.first_offset is not None:
+            for place in self._places:
                 self._consumer.seek(place, span.first_offset)
-        if span.first_offset is None and span.since_ms is not None and self._places:
-            since = dict.fromkeys(self._places, span.since_ms)
-            found = await self._consumer.offsets_for_times(since)
-            later = [place for place in self._places if found.get(place) is None]
-            for place, at in found.items():
-                if at is not None:
-                    self._consumer.seek(place, at.offset)
-            if later:
-                await self._consumer.seek_to_end(*later)
-        elif span.first_offset is None and self._places:
+        elif span.since_ms is None:
             await self._consumer.seek_to_beginning(*self._places)
+        else:
+            # Ends first: what is written between the two questions must not be passed over.
+            ends = await self._consumer.end_offsets(self._places)
+            found = await self._consumer.offsets_for_times(dict.fromkeys(self._places, span.since_ms))
+            for place in self._places:
+                at = found.get(place)
+                self._consumer.seek(place, ends[place] if at is None else at.offset)

@@ -142,6 +142,8 @@ def replay(
                     say=typer.echo,
                 )
                 run.run(selection)
+                if explain is not None and not run.explained:
+                    raise UserError(f"--explain = {explain!r}: no such request among the selected ones")
                 models = dict(rerunner.models)
     _tell(run, found, as_json, models)
 

@@ -1,8 +1,8 @@
 """Two replies to one request, field by field. Pure.
 
 Compared are outcome, error, results and usage. Timing, worker and attempt say how a reply came about, not
-what it says; the model is told of as a cause (changes.py). Numbers are equal within the tolerance; vectors
-as bytes are compared as their numbers.
+what it says; the model is told of as a cause (changes.py). Numbers are equal within the tolerance, unless
+both are whole (tokens, ids, fixed values); vectors as bytes are compared as their numbers.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def _compare_leaves(path: str, was: Any, now: Any, tolerance: Tolerance) -> Iter
     if _is_vector(was) and _is_vector(now):
         yield from _compare_vectors(path, was, now, tolerance)
     elif _is_number(was) and _is_number(now):
-        if not tolerance.holds(was, now):
+        whole = isinstance(was, int) and isinstance(now, int)
+        if (was != now) if whole else not tolerance.holds(was, now):
             yield Difference(path, "number", was, now, abs(was - now))
     elif type(was) is not type(now) or was != now:
         yield Difference(path, "changed", was, now)

@@ -167,7 +167,8 @@ class PendingRerun:
             work.gpu_ms = result.gpu_ms if isinstance(result, Answer) else 0.0
         if verdict is None:
             verdict = refusal(ErrorCode.DEADLINE_EXCEEDED, "dropped before the model")
-        late = work.deadline is not None and work.deadline.expired(now_ms)
+        ran = self.future is not None
+        late = ran and work.deadline is not None and work.deadline.expired(now_ms)
         work.route = work.route or Route("", None, ())  # a reply is written even where nobody asked for one
         sent, verdict = self.writer.reply(work, verdict)
         if len(sent.value or b"") > self.max_bytes and verdict.rows:

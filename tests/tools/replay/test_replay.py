@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import shutil
@@ -9,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from tools.cli import app
 
 GOOD = 12
 ALL = 18
@@ -169,10 +174,30 @@ def test_deadlines_kept_show_what_would_expire(scene: Any):
     assert scene.replay(settings, "--id", "large", "--id", "lacking").status == 0
 
 
-def test_straight_from_kafka(scene: Any):
+def groups(bootstrap: str) -> set[str]:
+    async def ask() -> set[str]:
+        admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+        await admin.start()
+        try:
+            return {name for name, *_ in await admin.list_consumer_groups()}
+        finally:
+            await admin.close()
+
+    return asyncio.run(ask())
+
+
+def test_straight_from_kafka_without_any_group(scene: Any):
+    before = groups(scene.site.bootstrap)
+    committed = asyncio.run(scene.site.committed())
     found = scene.replay(scene.config(), "--kafka", scene.site.topic, "--offsets", "3-14", files=[])
     assert found.status == 0, found.told
     assert (found.findings["compared"], found.findings["same"]) == (12, 12)
+    late = scene.replay(
+        scene.config(), "--kafka", scene.site.topic, "--outcome", "rejected", "--limit", "1", files=[]
+    )
+    assert late.findings["requests"] == 1  # a limit counts what is selected
+    assert groups(scene.site.bootstrap) == before
+    assert asyncio.run(scene.site.committed()) == committed
 
 
 def test_a_truncated_capture_is_replayed_up_to_there(scene: Any, tmp_path: Path):
@@ -201,8 +226,19 @@ def test_wrong_use(scene: Any, tmp_path: Path):
         ([tmp_path / "absent"], [], "absent"),
         ([scene.capture], ["--offsets", "9-2"], "--offsets"),
         ([scene.capture], ["--since", "yesterday"], "--since"),
+        ([scene.capture], ["--explain", "nobody"], "--explain = 'nobody'"),
         ([], ["--kafka", "no.such.topic"], "no.such.topic"),
     ):
         found = scene.replay(config, *more, files=files)
         assert found.status == 2, found
         assert words in found.told
+
+
+def test_help_tells_a_newcomer_what_it_does():
+    result = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).invoke(
+        app, ["replay", "--help"]
+    )
+    assert result.exit_code == 0
+    text = " ".join(result.output.split())
+    assert "Example: boundgen replay" in text
+    assert "Publishes nothing" in text
