@@ -14,6 +14,9 @@ import yaml
 from aiokafka import AIOKafkaProducer
 
 from schemas.deadletter import parse_origin
+from tools.redrive.letters import Letter
+from tools.redrive.run import Plan, redrive
+from tools.redrive.selection import Selection, Span
 
 
 def request(request_id: str) -> bytes:
@@ -162,6 +165,27 @@ async def test_what_arrives_meanwhile_is_not_part_of_the_run(posts: Any) -> None
     buried, sent = len(await post.records(post.dead_letters)), len(await post.records())
     assert outcome.status == 0
     assert outcome.summary["sent"] == sent < buried
+
+
+@pytest.mark.parametrize("rate", [0, 0.001])
+async def test_told_to_stop_it_ends_between_two_records(posts: Any, rate: float) -> None:
+    """With 0.001 a second: while it waits a quarter of an hour for the second one's turn."""
+    post = await posts()
+    for number in range(3):
+        await post.bury(request(f"r-{number}"))
+    stop, heard = asyncio.Event(), list[int]()
+
+    def told(letter: Letter, fate: object) -> None:
+        heard.append(letter.offset)
+        asyncio.get_running_loop().call_soon(stop.set)
+
+    plan = Plan((post.dead_letters,), Span(), Selection(), send=True, max_attempts=3, rate=rate, limit=None)
+    tally = await redrive({"bootstrap_servers": post.bootstrap}, plan, stop, told)
+    assert tally.stopped == "signal"
+    assert heard == list(range(tally.sent))
+    assert 1 <= tally.sent < 3
+    assert list(tally.next_offsets.values()) == [tally.sent]
+    assert len(await post.records()) == tally.sent
 
 
 async def test_letters_of_a_transaction_and_its_markers(posts: Any, apache_kafka: str) -> None:
