@@ -123,7 +123,16 @@ def _parse_device(device: str) -> torch.device:
 
 
 def _mend(path: Path, manifest: Manifest, device: torch.device) -> str:
-    words = ["boundgen", "build", manifest.source.path, "--out", str(path), "--name", manifest.name]
+    words = [
+        "boundgen",
+        "build",
+        "--model",
+        manifest.source.path,
+        "--out",
+        str(path),
+        "--name",
+        manifest.name,
+    ]
     return f"rebuild it on this machine: {shlex.join([*words, '--device', device.type])}"
 
 

@@ -93,9 +93,9 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
     except OSError as error:
         raise ArtifactError(
             f"{folder}: no readable {MANIFEST} ({error.strerror}), so it is no artifact or a partial copy; "
-            f"copy it again, or make one: boundgen build MODEL --out {folder}"
+            f"copy it again, or make one: boundgen build --model MODEL --out {folder}"
         ) from error
-    mend = f"copy the artifact again, or rebuild it: boundgen build MODEL --out {folder}"
+    mend = f"copy the artifact again, or rebuild it: boundgen build --model MODEL --out {folder}"
     try:
         values = json.loads(raw)
         found = values["format"]

@@ -68,14 +68,14 @@ def test_unknown_device(tiny_causal: Any, device: str) -> None:
 
 
 def test_no_artifact(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"nowhere: no readable manifest\.json .*boundgen build"):
+    with pytest.raises(ArtifactError, match=r"nowhere: no readable manifest\.json .*boundgen build --model"):
         Artifact.open(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"x"', "null", '{"name": "x"}', "\x00\xff"])
 def test_garbled_manifest(copy: Path, text: str) -> None:
     (copy / "manifest.json").write_text(text)
-    with pytest.raises(ArtifactError, match=r"manifest\.json: garbled .*boundgen build"):
+    with pytest.raises(ArtifactError, match=r"manifest\.json: garbled .*boundgen build --model"):
         Artifact.open(copy)
 
 
@@ -96,7 +96,7 @@ def test_truncated_manifest(copy: Path) -> None:
         ({"files": {"../../etc/passwd": "0"}}, "files = .*outside the artifact"),
         (
             {"device": "cuda"},
-            "device = 'cuda', but 'cpu' is asked for; rebuild it .*boundgen build .*--device cpu",
+            "device = 'cuda', but 'cpu' is asked for; rebuild it .*boundgen build --model .*--device cpu",
         ),
         ({"torch": "2.5.1"}, r"torch = '2\.5', but this machine has '.*'; rebuild"),
         (
