@@ -7,6 +7,7 @@ requests that hurt (coordinated omission).
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from dataclasses import dataclass
 from schemas.client import Client, ClientError
 from schemas.messages import Outcome, Reply
 from tools.errors import UserError
+
+
+LEAD_SECONDS = 0.5  # for making the tasks, before the first is due
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,9 @@ async def send_at_rate(
     client: Client, pipeline: str, requests: Sequence[Sequence[dict[str, str]]], rate: float, seconds: float
 ) -> list[Timed]:
     """`rate` requests a second for `seconds`, taken from `requests` in turn. UserError unless all are ok."""
-    start = time.perf_counter() + 0.05
+    gc.collect()
+    gc.freeze()  # the sender must not stop to look through a model library's objects
+    start = time.perf_counter() + LEAD_SECONDS
     every = [
         _one(client, pipeline, requests[number % len(requests)], start + number / rate)
         for number in range(round(rate * seconds))
