@@ -157,6 +157,12 @@ def _check_machine(path: Path, manifest: Manifest, device: torch.device) -> None
 
 
 def _check_files(path: Path, manifest: Manifest, device: torch.device, verify: bool) -> None:
+    for name in (PACKAGE, WEIGHTS, LIBRARY):
+        if name not in manifest.files:
+            raise ArtifactError(
+                f"{path}: files: the manifest has no digest of {name!r}, so it was changed after the build; "
+                f"{_mend(path, manifest, device)}"
+            )
     for name, digest in manifest.files.items():
         file = path / name
         if not file.is_file():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from engine.errors import ConfigError
 from engine.pipeline import Pipeline
+from schemas.deadletter import dead_letter_topic
 from schemas.plain import Limits
 from worker.admission import Admission
 from worker.config import WorkerConfig
@@ -43,6 +44,15 @@ def check_distinct(pairs: Sequence[tuple[PipelineSettings, Pipeline]]) -> None:
             if (other := seen.setdefault((key, value), index)) != index:
                 word = "pipeline name" if key == "config" else key
                 raise ConfigError(f"pipelines.{index}.{key}", value, f"the same {word} as pipelines.{other}")
+
+
+def check_reply_topics(reply_topics: Sequence[str], request_topics: Iterable[str]) -> None:
+    """ConfigError for a reply that would come back as a request, or lie among the dead letters."""
+    for topic in request_topics:
+        for index, reply_topic in enumerate(reply_topics):
+            if reply_topic in (topic, dead_letter_topic(topic)):
+                reason = f"requests of a pipeline come from {topic!r}: replies need a topic of their own"
+                raise ConfigError(f"replies.topics.{index}", reply_topic, reason)
 
 
 def make_store(settings: RedisSettings) -> DeadlineStore:

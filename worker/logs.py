@@ -47,6 +47,7 @@ def configure_logging(settings: LogSettings) -> None:
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
+    handler.addFilter(_LibraryThrottle())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(settings.level.upper())
@@ -70,3 +71,19 @@ class Throttle:
             return None
         self._state[key] = (now_s, 0)
         return kept
+
+
+class _LibraryThrottle(logging.Filter):
+    """aiokafka says the same dozens of times a second while a broker is away: one line of a kind in 10 s."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._throttle = Throttle(interval_s=10.0)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith("aiokafka"):
+            return True
+        kept = self._throttle.allow(f"{record.name} {record.msg}")
+        if kept:
+            record.msg = f"{record.msg} (and {kept} more like it)"
+        return kept is not None

@@ -23,7 +23,7 @@ from aiokafka.errors import KafkaError
 from engine.errors import ArtifactError, ConfigError
 from engine.pipeline import ArtifactStore, Pipeline, read_pipeline
 from schemas.deadletter import dead_letter_topic
-from worker.assembly import check_distinct, make_store, make_stream, request_topic
+from worker.assembly import check_distinct, check_reply_topics, make_store, make_stream, request_topic
 from worker.cluster import connection_options
 from worker.config import WorkerConfig
 from worker.metrics import WorkerMetrics
@@ -129,6 +129,7 @@ class Service:
         pairs = list(zip(config.pipelines, pipelines, strict=True))
         check_distinct(pairs)
         topics = {request_topic(settings, pipeline) for settings, pipeline in pairs}
+        check_reply_topics(config.replies.topics, topics)
         useful = frozenset(config.replies.topics) | {dead_letter_topic(topic) for topic in topics}
         await ensure_topics(self._connection, config.kafka, frozenset(topics), useful)
         await self._publisher.start(useful)

@@ -68,6 +68,15 @@ class KafkaSettings(Section):
     topic_partitions: int = Field(4, ge=1)
     topic_replication: int = Field(1, ge=1)
 
+    @field_validator("bootstrap_servers")
+    @classmethod
+    def _addresses(cls, written: str) -> str:
+        for server in written.split(","):
+            host, _, port = server.strip().rpartition(":")
+            if not host or not port.isdecimal() or not 1 <= int(port) <= 65_535:
+                raise ValueError(f"{server.strip()!r} is not host:port; several are separated by commas")
+        return written
+
     @model_validator(mode="after")
     def _times_fit(self) -> KafkaSettings:
         budget = self.revoke_drain_ms + self.commit_timeout_ms

@@ -14,7 +14,6 @@ from typing import Any
 
 import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRecord
-from aiokafka.errors import KafkaError
 
 from engine.pipeline import Pipeline
 from worker.admission import Admission
@@ -170,14 +169,20 @@ class Stream:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         committed = await self._committer.commit()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._consumer.stop()
-        except (KafkaError, OSError, TimeoutError) as error:
-            log.warning("the group was not left in time: it waits for the session timeout", error=repr(error))
-            await self._consumer._client.close()  # what a cancelled stop leaves open
+        await self._leave_group(timeout_s)
         self._intake.close()
         return committed
+
+    async def _leave_group(self, timeout_s: float) -> None:
+        # A task of its own: with the broker away, aiokafka's stop ends in the cancellation of its own tasks.
+        stopping = asyncio.ensure_future(self._consumer.stop())
+        await asyncio.wait({stopping}, timeout=timeout_s)
+        stopping.cancel()  # too late to matter where it is done
+        await asyncio.wait({stopping})
+        error = asyncio.CancelledError() if stopping.cancelled() else stopping.exception()
+        if error is not None:
+            log.warning("the group was not left in time: it waits for the session timeout", error=repr(error))
+            await self._consumer._client.close()  # what a cancelled stop leaves open
 
     def _may_read(self) -> int:
         if self._tracker.suspect:  # one at a time, so that the guilty one is known when it happens again

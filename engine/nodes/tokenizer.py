@@ -7,7 +7,7 @@ way; the template's own words never do. Thread-safe: the tokenizer is only read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
@@ -56,7 +56,9 @@ class Tokenizer(Node):
         self._specials = SpecialTokens(self._tokenizer)
         self._templates = _parse_templates(options.template)
         self._cut_fields = _find_cut_fields(options.cut, self._templates)
-        self._own_specials = {each: self._count_own(each) for each in self._templates}
+        own = {each: self._own_ids(each) for each in self._templates}
+        _check_room(own, self._limit)
+        self._own_specials = {each: self._specials.count(ids) for each, ids in own.items()}
 
     def run(self, requests: Sequence[tuple[Any, ...]]) -> Sequence[object]:
         return [self._tokenize(samples) for (samples,) in requests]
@@ -111,10 +113,20 @@ class Tokenizer(Node):
             message = f"samples[{index}]: its fields form a special token"
             raise InputError("invalid", message, f"samples[{index}]")
 
-    def _count_own(self, template: Template) -> int:
-        """Special tokens of the template's own words and of the tokenizer's post-processing."""
+    def _own_ids(self, template: Template) -> list[int]:
+        """Tokens of the template's own words and of the tokenizer's post-processing."""
         empty = template.render(dict.fromkeys(template.fields, ""))
-        return self._specials.count(self._tokenizer.encode(empty, add_special_tokens=self._add_specials).ids)
+        ids: list[int] = self._tokenizer.encode(empty, add_special_tokens=self._add_specials).ids
+        return ids
+
+
+def _check_room(own: Mapping[Template, Sequence[int]], limit: int) -> None:
+    """ConfigError for a template that no sample could fit into."""
+    for template, ids in own.items():
+        # A field's value may merge with the words on its either side: two tokens less each, at the very best.
+        if len(ids) - 2 * len(template.fields) > limit:
+            reason = f"its own words have {len(ids)} tokens, a sample may have {limit}"
+            raise ConfigError("bounds.tokens_per_sample", limit, f"the template does not fit: {reason}")
 
 
 def plain_tokenizer(tokenizer: FastTokenizer) -> FastTokenizer:

@@ -93,6 +93,7 @@ def test_truncated_manifest(copy: Path) -> None:
         ({"dtype": "int3"}, "dtype = 'int3'"),
         ({"surprise": 1}, "surprise = 1"),
         ({"bounds": {"samples": 0, "tokens": 8, "tokens_per_sample": 8}}, "bounds.*samples = 0"),
+        ({"files": {}}, "files: the manifest has no digest of 'model.pt2'"),
         ({"files": {"../../etc/passwd": "0"}}, "files = .*outside the artifact"),
         (
             {"device": "cuda"},

@@ -70,6 +70,25 @@ async def test_a_silent_broker_ends_the_process_and_costs_no_record(
             await site.caught_up()
 
 
+async def test_an_end_while_the_broker_is_away_is_an_orderly_one(
+    sites: MakeSite, kafka: str, kafka_proxy: TcpProxy
+) -> None:
+    """aiokafka's own stop breaks off; ours says what follows from it, and by 1 that the last commit failed."""
+    site = await sites(settings={"shutdown": {"grace_ms": 500, "close_ms": 2000}})
+    with replace(site, bootstrap=kafka_proxy.address).worker() as worker:
+        kafka_proxy.set_mode("refuse")
+        await asyncio.sleep(6)
+        worker.child.process.terminate()
+        status = await asyncio.to_thread(worker.child.process.wait, 30)
+        log = worker.child.log.read_text()
+    kafka_proxy.set_mode("pass")
+    assert status in (0, 1), log[-3000:]
+    assert "Traceback" not in log
+    assert '"drained"' in log
+    assert '"ended"' in log
+    assert log.count('"logger": "aiokafka') < 60  # told, not shouted
+
+
 async def test_replies_to_a_topic_that_went_away_become_dead_letters(sites: MakeSite) -> None:
     site = await sites(settings={"replies": {"timeout_ms": 1000}})
     with site.worker() as worker:

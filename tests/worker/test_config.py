@@ -142,3 +142,10 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_sections_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         KafkaSettings().client_id = "x"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("servers", ["nohost", "a:b", "a:99999", ":9092", "a:1,,b:2"])
+def test_addresses_that_are_none(write: Any, servers: str) -> None:
+    path = write(f"pipelines: [{{config: p.yaml}}]\nkafka: {{bootstrap_servers: '{servers}'}}")
+    assert "kafka.bootstrap_servers = " in problems(path)
+    assert "is not host:port" in problems(path)

@@ -56,3 +56,13 @@ def test_a_flood_is_told_once_an_interval_with_the_number_kept_back() -> None:
     now = 101.5
     assert throttle.allow("a") == 3
     assert throttle.allow("a") is None
+
+
+def test_a_library_that_repeats_itself_is_heard_once(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(LogSettings())
+    for number in range(50):
+        logging.getLogger("aiokafka.client").error("Unable to connect to node %s", number)
+    logging.getLogger("aiokafka.client").error("something else")
+    first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert first["event"] == "Unable to connect to node 0"
+    assert second["event"] == "something else"

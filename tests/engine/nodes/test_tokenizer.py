@@ -180,6 +180,7 @@ def test_a_cut_cannot_make_a_special_token(tokenize: Any) -> None:
         ({"template": "{a} {a}", "cut": "a"}, "cut", "more than once"),
         ({"specials_in_fields": "keep"}, "specials_in_fields", "'strip', 'error' or 'allow'"),
         ({"templat": "{a}"}, "templat", "did you mean 'template'"),
+        ({"template": "{a} " + "x y " * 60}, "bounds.tokens_per_sample", "the template does not fit"),
     ],
 )
 def test_bad_settings_are_named(make_node: Any, options: dict[str, Any], key: str, words: str) -> None:
