@@ -16,7 +16,6 @@ from schemas.client import Client, ClientError
 from schemas.messages import Outcome, Reply
 from tools.errors import UserError
 
-
 LEAD_SECONDS = 0.5  # for making the tasks, before the first is due
 
 

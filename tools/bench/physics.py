@@ -6,7 +6,6 @@ attention, and the head's label rows for the last token of each sample. No paddi
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import torch
 
 from tools.bench.workload import Request
 
-ROUNDS = 7
+ROUNDS = 20
 
 
 @dataclass(frozen=True)
@@ -61,17 +60,17 @@ class Shape:
 
 
 def gemm_ceiling(device: str, dtype: torch.dtype, size: int) -> float:
-    """FLOP/s of one plain square matrix product with torch, the best of some rounds after warming up."""
+    """FLOP/s of one plain square matrix product with torch, the fastest of some rounds."""
     left = torch.randn(size, size, device=device, dtype=dtype)
     right = torch.randn(size, size, device=device, dtype=dtype)
     seconds = []
-    for _ in range(ROUNDS + 2):
+    for _ in range(ROUNDS):
         synchronise(device)
         start = time.perf_counter()
         left @ right
         synchronise(device)
         seconds.append(time.perf_counter() - start)
-    return 2 * size**3 / statistics.median(seconds[2:])
+    return 2 * size**3 / min(seconds)
 
 
 def synchronise(device: str) -> None:
