@@ -102,13 +102,13 @@ class GroupConsumer:
         """Read until cancelled or the consumer stops."""
         while True:
             self.beat_s = time.monotonic()
-            room = self._hooks.may_read()
-            if room <= 0:
-                await self._window.changed(POLL_S)
-                continue
             try:
                 await self._assignment.begin_epochs()
-                await self._poll(room)
+                room = self._hooks.may_read()  # only an epoch that has begun says whether the next is suspect
+                if room > 0:
+                    await self._poll(room)
+                else:
+                    await self._window.changed(POLL_S)
             except ConsumerStoppedError:
                 return
             except Exception as error:  # noqa: BLE001 - whatever aiokafka throws, reading goes on

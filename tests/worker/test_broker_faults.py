@@ -73,7 +73,7 @@ async def test_a_silent_broker_ends_the_process_and_costs_no_record(
 async def test_an_end_while_the_broker_is_away_is_an_orderly_one(
     sites: MakeSite, kafka: str, kafka_proxy: TcpProxy
 ) -> None:
-    """aiokafka's own stop breaks off; ours says what follows from it, and by 1 that the last commit failed."""
+    """aiokafka's own stop breaks off; ours says what follows, and by 1 that the last commit failed."""
     site = await sites(settings={"shutdown": {"grace_ms": 500, "close_ms": 2000}})
     with replace(site, bootstrap=kafka_proxy.address).worker() as worker:
         kafka_proxy.set_mode("refuse")
