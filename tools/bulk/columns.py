@@ -82,6 +82,8 @@ class Columns:
 
     def sample(self, row: Mapping[str, object]) -> BulkSample | RowError:
         """The sample, or why there is none."""
+        if self.id is not None and look_up(row, self.id) is None:  # asked for: a typo must not lose every id
+            return RowError(INVALID_ROW, f"no id: its column {self.id!r} is absent or null", self.id)
         columns = open_columns(row)
         try:
             sample = self._mapped(columns) if self.paths else self._whole(columns)
