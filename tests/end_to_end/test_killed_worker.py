@@ -68,8 +68,9 @@ async def test_every_request_survives_a_killed_worker(sites: MakeSite):
         stack.enter_context(site.worker("survivor"))
         victim = stack.enter_context(site.worker("victim"))
         mouths = [await stack.enter_async_context(Mouth(site)) for _ in range(3)]
+        early, late = requests[: NUM_REQUESTS * 3 // 4], requests[NUM_REQUESTS * 3 // 4 :]
         producing = [
-            asyncio.create_task(produce(mouth, requests[number::3])) for number, mouth in enumerate(mouths)
+            asyncio.create_task(produce(mouth, early[number::3])) for number, mouth in enumerate(mouths)
         ]
         heard = mouths[0]
         await heard.until(lambda: len(heard.by_id) >= NUM_REQUESTS // 4 and num_by(heard, "victim") >= 20)
@@ -77,6 +78,8 @@ async def test_every_request_survives_a_killed_worker(sites: MakeSite):
         committed = await site.committed()  # the group takes 6 s to notice: these are the victim's last
         stack.enter_context(site.worker("restarted"))
         await asyncio.gather(*producing)
+        # However long a start takes here, there is work left for it.
+        await asyncio.gather(*(produce(mouth, late[number::3]) for number, mouth in enumerate(mouths)))
         await heard.until(lambda: len(heard.by_id) >= NUM_REQUESTS)
         await site.caught_up()
         assert num_by(heard, "restarted") > 0
