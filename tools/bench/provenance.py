@@ -17,9 +17,7 @@ def provenance(device: str) -> dict[str, object]:
     """Plain values that go into the JSON line beside the results."""
     return {
         "machine": machine(device),
-        "load_average": round(
-            os.getloadavg()[0], 2
-        ),  # what else ran: of the last minute, the benchmark included
+        "load_average": round(os.getloadavg()[0], 2),  # of the last minute, itself included
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": metadata.version("transformers"),
