@@ -19,7 +19,7 @@ from tools.bench.peer import Run
 from tools.bench.workload import Request
 from tools.errors import UserError
 
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}  # of a label's log-probability; fp32 is acceptance
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}  # of a label's log-probability; two bfloat16 models differ
 
 
 @dataclass(frozen=True)
