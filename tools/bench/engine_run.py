@@ -19,7 +19,10 @@ from tools.bench.peer import Run
 from tools.bench.workload import Request
 from tools.errors import UserError
 
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}  # of a label's log-probability; two bfloat16 models differ
+TOLERANCE = {
+    torch.float32: 1e-3,
+    torch.bfloat16: 0.25,
+}  # of a label's log-probability; two bfloat16 models differ
 
 
 @dataclass(frozen=True)
