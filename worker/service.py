@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import structlog
+import uvloop
 from aiokafka.errors import KafkaError
 
 from engine.errors import ArtifactError, ConfigError
@@ -48,7 +49,7 @@ def run(config: WorkerConfig) -> int:
     except (OSError, ValueError) as error:  # a certificate that is not there
         log.error("the worker cannot start", error=str(error))
         return 1
-    code = asyncio.run(service.run())
+    code = uvloop.run(service.run())
     if service.left_running:  # a node may never return, and Python waits for its thread on the way out
         last = threading.Timer(config.shutdown.close_ms / 1000, os._exit, [code])
         last.daemon = True

@@ -11,6 +11,7 @@ import asyncio
 import signal
 import sys
 
+import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
 from schemas.codec import decode_request, encode_reply
@@ -45,4 +46,4 @@ async def main(servers: str, topic: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    uvloop.run(main(*sys.argv[1:]))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import uvloop
 from rich.console import Console
 
 from tools.artifact_cache import Wanted, cached_artifact
@@ -110,13 +111,13 @@ def compare(
     asyncio.run(create_topics(servers.bootstrap, dict.fromkeys([*topics.values(), dead], PARTITIONS)))
     say("measuring the echo")
     with start_echo(servers, topics["echo"], folder) as child:
-        echo = asyncio.run(measure(servers, topics["echo"], topics["replies"], load, child))
+        echo = uvloop.run(measure(servers, topics["echo"], topics["replies"], load, child))
     say("starting the worker")
     pipeline = write_pipeline(folder, load)
     settings = worker_settings(servers, pipeline, artifact, topics["sleep"], topics["replies"])
     with run_worker(settings, folder) as running:
         say("measuring the worker")
-        worker = asyncio.run(measure(servers, topics["sleep"], topics["replies"], load, running.child))
+        worker = uvloop.run(measure(servers, topics["sleep"], topics["replies"], load, running.child))
     return echo, worker
 
 
