@@ -6,11 +6,13 @@ Sample is structural, so that the wire's own class fits without either side impo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
+
+from engine.beam.legal import LegalSet
 
 
 class Sample(Protocol):
@@ -66,6 +68,30 @@ class Embeddings:
     """vectors[num_samples, width]."""
 
     vectors: Tensor
+
+
+@dataclass(frozen=True)
+class SampleBeams:
+    """The best sequences of one prompt, best first: n of them, fewer than asked for where fewer are legal.
+
+    A sequence is token_ids[i, : lengths[i]], with the token that ended it; what comes after is padding.
+    """
+
+    token_ids: Tensor  # int64[n, steps + 1]
+    lengths: Tensor  # int64[n]
+    scores: Tensor  # [n], log-probability of the whole sequence (or its mean a token, where the node says so)
+    finished: Tensor  # bool[n], ended before it was as long as it may be: by an end token or a leaf
+    leaves: Tensor | None  # int64[n], the node of `Beams.legal` where the sequence ends; None: all was legal
+
+
+@dataclass(frozen=True)
+class Beams:
+    """The beams of each sample. `legal` is the version of the legal sequences that bounded all of them;
+    `decode` turns sequences of token ids into texts, for whoever wants texts."""
+
+    samples: tuple[SampleBeams, ...]
+    legal: LegalSet | None = None
+    decode: Callable[[Sequence[Sequence[int]]], list[str]] | None = None
 
 
 @dataclass(frozen=True)
