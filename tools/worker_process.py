@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import urllib.error
 import urllib.request
@@ -30,10 +31,18 @@ class WorkerProcess:
 
     def is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self._url}/ready", timeout=HTTP_SECONDS) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
+            return self.ask("/ready")[0] == 200
+        except OSError:
             return False
+
+    def ask(self, path: str) -> tuple[int, list[str]]:
+        """Status and reasons of /health or /ready. OSError if nobody answers."""
+        try:
+            answer = urllib.request.urlopen(f"{self._url}{path}", timeout=HTTP_SECONDS)
+        except urllib.error.HTTPError as refusal:
+            answer = refusal
+        with answer:
+            return int(answer.status), list(json.load(answer)["reasons"])
 
     def samples(self) -> list[Sample]:
         """Every sample of /metrics."""

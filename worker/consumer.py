@@ -84,6 +84,11 @@ class GroupConsumer:
         return self._assignment.complete
 
     @property
+    def coordinated(self) -> bool:
+        """Whether the group's coordinator is known: aiokafka forgets one that fails its heartbeats."""
+        return self._consumer._coordinator.coordinator_id is not None
+
+    @property
     def lag(self) -> int:
         """Records after what is done, as far as the last fetches told. Other threads must not ask."""
         behind = 0

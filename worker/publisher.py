@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import structlog
 from aiokafka import AIOKafkaProducer
+from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
     CorruptRecordException,
@@ -87,6 +88,11 @@ class Publisher:
     def ready(self) -> bool:
         return self._producer is not None and self.failing_since is None
 
+    @property
+    def client(self) -> AIOKafkaClient | None:
+        """The connections of the producer; None until started."""
+        return None if self._producer is None else self._producer.client
+
     async def start(self, topics: frozenset[str]) -> None:
         """Connect and learn the partitions of `topics`; those missing are only logged. KafkaError."""
         self._producer = await self._connect()
@@ -107,8 +113,8 @@ class Publisher:
 
     def num_partitions(self, topic: str) -> int | None:
         """How many partitions the topic has as far as is known; None: not known (to exist)."""
-        producer = self._producer
-        known = None if producer is None else producer.client.cluster.partitions_for_topic(topic)
+        client = self.client
+        known = None if client is None else client.cluster.partitions_for_topic(topic)
         return None if known is None else len(known)
 
     async def send(self, record: Outgoing) -> None:

@@ -25,6 +25,7 @@ from engine.errors import ArtifactError, ConfigError
 from engine.pipeline import ArtifactStore, Pipeline, read_pipeline
 from schemas.deadletter import dead_letter_topic
 from worker.assembly import check_distinct, check_reply_topics, make_store, make_stream, request_topic
+from worker.broker_check import BrokerCheck
 from worker.cluster import connection_options
 from worker.config import WorkerConfig
 from worker.metrics import WorkerMetrics
@@ -67,6 +68,7 @@ class Service:
         self._store = make_store(config.redis)
         self._metrics.registry.register(RedisMetrics(self._store))
         self._publisher = Publisher(self._connection, config.replies, self._metrics)
+        self._brokers = BrokerCheck(config.kafka.bootstrap_servers, lambda: self._publisher.client)
         self._streams: list[Stream] = []
         self._ending = asyncio.Event()
         self._exit_code = 0
@@ -114,8 +116,8 @@ class Service:
         config = self._config
         await self.probes.start()
         closing.push_async_callback(self.probes.close)
-        beating = asyncio.create_task(self._beat())
-        closing.callback(beating.cancel)
+        for lasting in (self._beat(), self._brokers.run()):
+            closing.callback(asyncio.create_task(lasting).cancel)
         closing.callback(self._watchdog.stop)
         artifacts = ArtifactStore(
             config.engine.artifacts,
@@ -221,7 +223,9 @@ class Service:
     def _not_ready(self) -> list[str]:
         if self._starting:
             return ["starting"]
-        reasons = [f"{each.name}: no partitions assigned yet" for each in self._streams if not each.ready]
+        reasons = [f"{each.name}: {why}" for each in self._streams if (why := each.complaint)]
+        if why := self._brokers.complaint:
+            reasons.append(why)
         if not self._publisher.ready:
             reasons.append("replies cannot be published")
         if self._ending.is_set():

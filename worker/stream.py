@@ -117,8 +117,13 @@ class Stream:
         self._reader = GroupConsumer(self._consumer, self._tracker, self._window, clock, self._metrics, hooks)
 
     @property
-    def ready(self) -> bool:
-        return self._reader.assigned
+    def complaint(self) -> str | None:
+        """Why no record of this pipeline can be served now; None: nothing is in the way."""
+        if not self._reader.assigned:
+            return "no partitions assigned yet"
+        if not self._reader.coordinated:
+            return "the consumer group has no coordinator"
+        return "commits fail" if self._committer.failing_since_s is not None else None
 
     @property
     def name(self) -> str:

@@ -89,6 +89,27 @@ async def test_an_end_while_the_broker_is_away_is_an_orderly_one(
     assert log.count('"logger": "aiokafka') < 60  # told, not shouted
 
 
+async def test_an_idle_worker_says_that_its_broker_is_away(sites: MakeSite, kafka_proxy: TcpProxy) -> None:
+    """Nothing is sent or committed: only asking tells. Alive all along, ready again by itself."""
+    kafka = {"rebalance_timeout_ms": 5000, "request_timeout_ms": 6000}  # also how soon silence is given up
+    site = await sites(settings={"replies": {"timeout_ms": 1000}, "kafka": kafka})
+    silent = f"no broker of {kafka_proxy.address} answers"
+    with replace(site, bootstrap=kafka_proxy.address).worker() as worker:
+        for away in ("refuse", "swallow"):
+            kafka_proxy.set_mode(away)
+            async with asyncio.timeout(30):
+                while silent not in str(await asyncio.to_thread(worker.ask, "/ready")):
+                    await asyncio.sleep(0.1)
+            assert not worker.is_ready()
+            assert await asyncio.to_thread(worker.ask, "/health") == (200, [])
+            kafka_proxy.set_mode("pass")
+            async with asyncio.timeout(60):
+                while not await asyncio.to_thread(worker.is_ready):
+                    await asyncio.sleep(0.1)
+        async with Mouth(site) as mouth:
+            assert (await mouth.reply(await mouth.send([1]))).outcome is Outcome.OK
+
+
 async def test_replies_to_a_topic_that_went_away_become_dead_letters(sites: MakeSite) -> None:
     site = await sites(settings={"replies": {"timeout_ms": 1000}})
     with site.worker() as worker:
