@@ -1,6 +1,7 @@
 """python -m worker CONFIG: serve the pipelines that the configuration names, until SIGTERM.
 
-Exit codes: 0 an orderly end, 1 a failed start or end, 2 a wrong configuration, 70 no progress.
+Exit codes: 0 an orderly end, 1 a failed start or end, 2 a wrong configuration (this file or a pipeline's),
+70 no progress.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ Answers say why not, as JSON. On the event loop, so a blocked loop also fails th
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 
 import structlog
@@ -34,7 +36,7 @@ class Probes:
         self.port = settings.port
 
     async def start(self) -> None:
-        """Listen. OSError if the address is taken."""
+        """Listen. OSError names the setting that stands in the way."""
         if not self._settings.enabled:
             return
         app = web.Application()
@@ -43,7 +45,10 @@ class Probes:
         app.router.add_get("/ready", self._answer_ready)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
-        await web.TCPSite(self._runner, self._settings.host, self._settings.port).start()
+        try:
+            await web.TCPSite(self._runner, self._settings.host, self._settings.port).start()
+        except (OSError, UnicodeError) as error:
+            raise _unable(self._settings, error) from error
         self.port = self._runner.addresses[0][1]
         log.info("listening for probes", host=self._settings.host, port=self.port)
 
@@ -60,6 +65,14 @@ class Probes:
 
     async def _answer_ready(self, _: web.Request) -> web.Response:
         return _verdict("ready", self._ready())
+
+
+def _unable(settings: HttpSettings, error: OSError | UnicodeError) -> OSError:
+    number = error.errno if isinstance(error, OSError) else None
+    reason = os.strerror(number) if number and number > 0 else str(error)  # not a number: no such host
+    port_is_at_fault = number in (errno.EADDRINUSE, errno.EACCES)
+    setting = f"http.port = {settings.port}" if port_is_at_fault else f"http.host = {settings.host!r}"
+    return OSError(f"{setting}: {reason}")
 
 
 def _verdict(word: str, reasons: list[str]) -> web.Response:

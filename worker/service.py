@@ -3,7 +3,8 @@
 Start: probes (not ready), artifacts and pipelines, Redis, topics, producer, then the groups are joined.
 End, on SIGTERM or SIGINT: stop reading; finish what was taken, at most `grace_ms`; what is left stays
 uncommitted for its next owner; commit; leave the groups; close producer, Redis, engine. A second signal ends
-the process at once. Exit codes: 0 an orderly end, 1 a failed start or end, 70 no progress (watchdog).
+the process at once. Exit codes: 0 an orderly end, 1 a failed start or end, 2 a wrong configuration,
+pipelines' files included, 70 no progress (watchdog).
 """
 
 from __future__ import annotations
@@ -40,16 +41,17 @@ log = structlog.get_logger(__name__)
 
 HEARTBEAT_S = 0.25
 SAME_SIGNAL_S = 1.0  # supervisors signal the process and its group: twice within milliseconds
-START_ERRORS = (ConfigError, ArtifactError, TopicsMissingError, KafkaError, OSError, TimeoutError)
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
 
 
 def run(config: WorkerConfig) -> int:
     """Serve until told to end; the exit code."""
     try:
         service = Service(config)
-    except (OSError, ValueError) as error:  # a certificate that is not there
-        log.error("the worker cannot start", error=str(error))
-        return 1
+    except ConfigError as error:  # a certificate that is not there
+        log.error("the configuration is wrong", error=str(error))
+        return EXIT_CONFIG
     code = uvloop.run(service.run())
     if service.left_running:  # a node may never return, and Python waits for its thread on the way out
         last = threading.Timer(config.shutdown.close_ms / 1000, os._exit, [code])
@@ -94,19 +96,15 @@ class Service:
                 await starting
             except asyncio.CancelledError:
                 log.info("told to end while starting")
-            except (
-                ConfigError,
-                ArtifactError,
-                TopicsMissingError,
-                KafkaError,
-                OSError,
-                TimeoutError,
-            ) as error:
+            except ConfigError as error:
+                log.error("the configuration is wrong", error=str(error))
+                self._fail(EXIT_CONFIG)
+            except (ArtifactError, TopicsMissingError, KafkaError, OSError) as error:
                 log.error("the worker cannot start", error=str(error) or repr(error))
-                self._fail()
-            except Exception:  # a bug, or a user's node that does not load: say where
+                self._fail(EXIT_FAILED)
+            except Exception:  # a bug, ours or in a user's node: say where
                 log.exception("the worker cannot start")
-                self._fail()
+                self._fail(EXIT_FAILED)
             await ending
             await self._drain()
         log.info("ended", exit_code=self._exit_code)
@@ -161,16 +159,22 @@ class Service:
     async def _load(self, artifacts: ArtifactStore, closing: AsyncExitStack) -> list[Pipeline]:
         pipelines: list[Pipeline] = []
         self._loading = True
-        for settings in self._config.pipelines:
-            pipeline = await asyncio.to_thread(Pipeline.open, read_pipeline(settings.config), artifacts)
+        for index, settings in enumerate(self._config.pipelines):
+            try:
+                written = read_pipeline(settings.config)
+            except ConfigError as error:
+                if error.file is not None:
+                    raise
+                raise ConfigError(f"pipelines.{index}.config", str(settings.config), error.reason) from None
+            pipeline = await asyncio.to_thread(Pipeline.open, written, artifacts)
             closing.callback(pipeline.close, self._config.shutdown.close_ms / 1000)
             pipelines.append(pipeline)
             log.info("pipeline loaded", pipeline=pipeline.name, capacity=str(pipeline.capacity))
         self._loading = False
         return pipelines
 
-    def _fail(self) -> None:
-        self._exit_code = 1
+    def _fail(self, code: int) -> None:
+        self._exit_code = code
         self._ending.set()
 
     async def _drain(self) -> None:
@@ -181,7 +185,7 @@ class Service:
         self.left_running = not all(finished)
         committed = await asyncio.gather(*(each.close(shutdown.close_ms / 1000) for each in self._streams))
         if not all(committed):
-            self._exit_code = self._exit_code or 1
+            self._exit_code = self._exit_code or EXIT_FAILED
         log.info(
             "drained",
             seconds=round(time.monotonic() - started_s, 3),

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from redis import ConnectionPool
 
 Milliseconds = Annotated[int, Field(gt=0, le=86_400_000)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
@@ -123,7 +125,27 @@ class RedisSettings(Section):
     def _known_scheme(cls, url: SecretStr | None) -> SecretStr | None:
         if url is not None and not url.get_secret_value().startswith(("redis://", "rediss://", "unix://")):
             raise ValueError("must start with redis://, rediss:// or unix://")
+        if url is not None:
+            _check_redis_url(url.get_secret_value())
         return url
+
+
+def _check_redis_url(url: str) -> None:
+    """ValueError; its text quotes nothing that may be a piece of a password."""
+    try:
+        parts = urlsplit(url)
+        port_is_one = parts.port is None or parts.port > 0
+    except ValueError:  # also what a password with / ? # or [ does
+        port_is_one = False
+    if not port_is_one:
+        raise ValueError("its port is none (a password's / ? # [ ] @ : must be written as %2F, %3F, ...)")
+    database = parts.path.strip("/")
+    if parts.scheme != "unix" and database and not database.isdecimal():
+        raise ValueError("what follows the port must be a database's number, as in redis://host:6379/0")
+    try:
+        ConnectionPool.from_url(url).make_connection()  # connects nowhere
+    except (ValueError, TypeError):
+        raise ValueError("what follows its ? is no option of redis-py, or no value of one") from None
 
 
 class DeadlineSettings(Section):
@@ -167,7 +189,7 @@ class PipelineSettings(Section):
 class EngineSettings(Section):
     """What runs the artifacts."""
 
-    device: str = "cpu"
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$")
     lanes: int = Field(1, ge=1, le=64)
     threads: int = Field(1, ge=1)
     artifacts: dict[str, Path] = {}

@@ -148,7 +148,12 @@ class Stream:
 
     async def start(self) -> None:
         """Join the group and begin to read. KafkaError or TimeoutError."""
-        await self._reader.start(self.options.topic, self.options.kafka.start_timeout_ms / 1000)
+        timeout_ms = self.options.kafka.start_timeout_ms
+        try:
+            await self._reader.start(self.options.topic, timeout_ms / 1000)
+        except TimeoutError as error:
+            reason = f"the group {self.options.group!r} was not joined in that time"
+            raise TimeoutError(f"kafka.start_timeout_ms = {timeout_ms}: {reason}") from error
         for name, work in (("read", self._reader.run()), ("commit", self._committer.run())):
             task = asyncio.create_task(work, name=f"{self.pipeline.name}-{name}")
             task.add_done_callback(self._task_ended)

@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
+from aiokafka.errors import KafkaConnectionError, KafkaError, TopicAlreadyExistsError, for_code
 
 from worker.settings import KafkaSettings
 
@@ -41,7 +41,8 @@ async def ensure_topics(
                     missing = (required | useful) - await _existing(connection)
         except (KafkaError, OSError) as error:
             if loop.time() + RETRY_S > give_up_s:
-                raise
+                where = f"kafka.bootstrap_servers = {settings.bootstrap_servers!r}"
+                raise KafkaConnectionError(f"{where}: {error or 'no answer'}") from error
             log.warning("no cluster yet: waiting", servers=settings.bootstrap_servers, error=repr(error))
         else:
             if not missing & required:

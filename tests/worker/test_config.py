@@ -110,6 +110,7 @@ def test_all_mistakes_are_told_at_once_with_key_and_value(
         ("- a\n- b", "['a', 'b']: the file must be a map of sections"),
         ("kafka: {a: 1", "worker.yaml"),
         ("kafka: {}\nkafka: {}", "'kafka' is given twice"),
+        ("pipelines: [{config: p}]\nengine: {device: tpu}", "engine.device = 'tpu': "),
         (
             "pipelines: [{config: p}]\nkafka: {security: {protocol: SASL_SSL}}",
             "kafka.security: protocol 'SASL_SSL' needs sasl_username and sasl_password",
@@ -149,3 +150,31 @@ def test_addresses_that_are_none(write: Any, servers: str) -> None:
     path = write(f"pipelines: [{{config: p.yaml}}]\nkafka: {{bootstrap_servers: '{servers}'}}")
     assert "kafka.bootstrap_servers = " in problems(path)
     assert "is not host:port" in problems(path)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://host", "must start with redis://"),
+        ("redis://host:port/0", "its port is none"),
+        ("redis://host:99999", "its port is none"),
+        ("redis://host:0", "its port is none"),
+        ("redis://:hunt/er2@host:6379/0", "its port is none"),
+        ("redis://host:6379/first", "a database's number"),
+        ("redis://host:6379?db=first", "no value of one"),
+        ("redis://host:6379?dp=1", "no option of redis-py"),
+    ],
+)
+def test_a_redis_address_that_is_none_is_told_without_its_password(write: Any, url: str, said: str) -> None:
+    text = problems(write(f"pipelines: [{{config: p.yaml}}]\nredis: {{url: '{url}'}}"))
+    assert "redis.url: " in text
+    assert said in text
+    assert "hunt" not in text
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://u:p%2Fw@host:6379/1", "rediss://host", "unix:///run/redis.sock?db=1"]
+)
+def test_redis_addresses(write: Any, url: str) -> None:
+    config = read_worker_config(write(f"pipelines: [{{config: p.yaml}}]\nredis: {{url: '{url}'}}"))
+    assert config.redis.url == SecretStr(url)

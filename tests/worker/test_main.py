@@ -20,7 +20,9 @@ SERVICES = Path(__file__).parents[1] / "services"
 
 def write(folder: Path, pipeline: str, worker: str = "") -> str:
     (folder / "p.yaml").write_text(pipeline)
-    (folder / "worker.yaml").write_text(f"pipelines: [{{config: p.yaml}}]\nhttp: {{port: 0}}\n{worker}")
+    defaults = {"pipelines": "[{config: p.yaml}]", "http": "{port: 0}", "redis": "{url: null}"}
+    lines = [f"{key}: {value}" for key, value in defaults.items() if not worker.startswith(key)]
+    (folder / "worker.yaml").write_text("\n".join([*lines, worker]))
     return str(folder / "worker.yaml")
 
 
@@ -36,19 +38,49 @@ def test_a_wrong_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "kafka.bootstrap_servrs = 'a': no such setting; did you mean 'bootstrap_servers'?" in said
 
 
+NODES = 'nodes: {n: {kind: "fixed_cost:Numbers"}, m: {kind: "fixed_cost:FixedCost", inputs: [n], ran: x}}'
+GOOD = f"name: p\nbounds: {{samples: 1, tokens_per_sample: 1, tokens_per_request: 1}}\n{NODES}"
+TOKENIZER = GOOD.replace('"fixed_cost:Numbers"', "tokenizer, artifact: a")
+
+
 @pytest.mark.parametrize(
-    ("pipeline", "worker", "said"),
+    ("pipeline", "worker", "code", "said"),
     [
-        ("name: p\nbounds: {samples: 0}\nnodes: {}", "", "bounds.samples = 0"),
-        ("", "kafka: {security: {protocol: SSL, ssl_cafile: none.pem}}", "No such file"),
+        ("name: p\nbounds: {samples: 0}\nnodes: {}", "", 2, "p.yaml: bounds.samples = 0"),
+        (GOOD.replace("Numbers", "Number"), "", 2, "p.yaml: nodes.n.kind = 'fixed_cost:Number': "),
+        (GOOD, "replies: {topics: [boundgen.p.requests]}", 2, "replies.topics.0 = 'boundgen.p.requests': "),
+        (TOKENIZER, "", 2, "p.yaml: nodes.n.artifact = 'a': no such artifact"),
+        (TOKENIZER, "engine: {artifacts: {a: none}}", 1, "none: no readable manifest.json"),
+        (GOOD, "pipelines: [{config: no.yaml}]", 2, "pipelines.0.config = '{here}/no.yaml': cannot be read"),
+        (
+            "",
+            "kafka: {security: {protocol: SSL, ssl_cafile: no.pem}}",
+            2,
+            "kafka.security.ssl_cafile = '{here}/no.pem': No such file or directory",
+        ),
+        (
+            "",
+            "kafka: {security: {protocol: SSL, ssl_certfile: p.yaml}}",
+            2,
+            "kafka.security.ssl_certfile = '{here}/p.yaml': ",
+        ),
+        ("", "http: {host: 192.0.2.1}", 1, "http.host = '192.0.2.1': Cannot assign requested address"),
+        ("", "http: {host: no.such.host.invalid}", 1, "http.host = 'no.such.host.invalid': "),
+        (
+            GOOD,
+            "kafka: {bootstrap_servers: '127.0.0.1:1', start_timeout_ms: 500}",
+            1,
+            "kafka.bootstrap_servers = '127.0.0.1:1': ",
+        ),
     ],
 )
 def test_a_start_that_fails(
-    pipeline: str, worker: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pipeline: str, worker: str, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(read_worker_config(Path(write(tmp_path, pipeline, worker)))) == 1
+    config = read_worker_config(Path(write(tmp_path, pipeline, worker)))
+    assert run(config) == code
     printed = capsys.readouterr().out  # where structlog writes until it is configured
-    assert said in printed
+    assert said.format(here=tmp_path) in printed
     assert "Traceback" not in printed
 
 
@@ -60,8 +92,7 @@ def test_told_to_end_while_loading(tmp_path: Path) -> None:
     )
     config = write(
         tmp_path,
-        "name: p\nbounds: {samples: 1, tokens_per_sample: 1, tokens_per_request: 1}\n"
-        'nodes: {n: {kind: "slow_node:Slow"}, m: {kind: "fixed_cost:FixedCost", inputs: [n], ran: x}}',
+        GOOD.replace("fixed_cost:Numbers", "slow_node:Slow"),
     )
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "worker", config],

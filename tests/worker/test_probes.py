@@ -54,7 +54,7 @@ async def test_reasons_are_told() -> None:
 async def test_a_taken_port_is_an_error() -> None:
     async with probing([], []) as (probes, metrics):
         second = Probes(HttpSettings(port=probes.port), metrics.registry, list, list)
-        with pytest.raises(OSError, match="address already in use"):
+        with pytest.raises(OSError, match=f"http.port = {probes.port}: Address already in use"):
             await second.start()
         await second.close()
 

@@ -15,7 +15,6 @@ from tools.bulk.relay import Stop
 from tools.bulk.setup import Job
 from tools.bulk.wire_samples import RECORD_BYTES
 from tools.bulk.workspace import digest
-from tools.errors import UserError
 from worker.cluster import connection_options
 
 QUEUE_SHARE = 8  # of a worker's queue, at most one part in so many is a bulk run's
@@ -43,13 +42,10 @@ def engine_scorer(job: Job, threads: int, stop: Stop) -> Iterator[EngineScorer]:
 
 @contextlib.contextmanager
 def workers_scorer(job: Job, timeout_ms: int, in_flight: int, stop: Stop) -> Iterator[KafkaScorer]:
-    """Workers that run somewhere, reached as the configuration says. UserError where that cannot be."""
+    """Workers that run somewhere, reached as the configuration says. ConfigError where that cannot be."""
     kafka, bounds = job.worker.kafka, job.pipeline.bounds
     queue = job.settings.queue or job.worker.queue
-    try:
-        options = connection_options(kafka)
-    except OSError as error:
-        raise UserError(f"kafka.security: a certificate cannot be read: {error}") from error
+    options = connection_options(kafka)
     secured = {key: value for key, value in options.items() if key.startswith(("security_", "ssl_", "sasl_"))}
     # A queue that bulk requests could fill would keep online ones in their topic, where no priority helps.
     under_way = max(1, min(in_flight, queue.max_requests // QUEUE_SHARE))

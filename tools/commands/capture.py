@@ -109,15 +109,12 @@ def capture(
 
 
 def connect(settings: WorkerConfig | None, bootstrap_servers: str | None) -> dict[str, Any]:
-    """aiokafka's connection arguments; UserError where two say where the brokers are."""
+    """aiokafka's connection arguments; UserError where two say where the brokers are, ConfigError."""
     if settings is None:
         return {"bootstrap_servers": bootstrap_servers or "localhost:9092"}
     if bootstrap_servers is not None:
         raise UserError(f"--bootstrap-servers = {bootstrap_servers!r}: --config says that already")
-    try:
-        return connection_options(settings.kafka)
-    except OSError as error:
-        raise UserError(f"kafka.security: a certificate cannot be read: {error}") from error
+    return connection_options(settings.kafka)
 
 
 async def _run(plan: Plan, options: Mapping[str, Any], writer: CaptureWriter) -> tuple[Counts, int]:
