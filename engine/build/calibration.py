@@ -2,7 +2,9 @@
 
     scale = margin * max |input| / 448
 
-Only the mechanism: which matrices bear it is for an accuracy budget to say. Runs on the decoder's device.
+Of every linear layer's input and of every norm's: kernels that fold a norm into the matrix behind it
+quantise the raw residual stream. Only the mechanism: which matrices bear it is for an accuracy budget to
+say. Runs on the decoder's device.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.models.decoder import PackedDecoder
+from engine.models.layers import RMSNorm
 from engine.ops.portable.quantised import E4M3_MAX, MIN_SCALE
 from engine.packed import PackedBatch
 
@@ -22,7 +25,7 @@ MARGIN = 2.0  # the largest value seen fills half the range; e4m3 loses no preci
 def calibrate(
     decoder: PackedDecoder, batches: Iterable[PackedBatch], margin: float = MARGIN
 ) -> dict[str, float]:
-    """Module name of each linear layer -> scale of its input; ValueError where no batch is given."""
+    """Module name of each linear layer and norm -> scale of its input; ValueError where no batch is given."""
     device = decoder.inv_freq.device
     largest: dict[str, Tensor] = {}
 
@@ -33,8 +36,9 @@ def calibrate(
 
         return look
 
-    linears = [(name, module) for name, module in decoder.named_modules() if isinstance(module, nn.Linear)]
-    hooks = [module.register_forward_pre_hook(watch(name)) for name, module in linears]
+    watched = (nn.Linear, RMSNorm)
+    modules = [(name, module) for name, module in decoder.named_modules() if isinstance(module, watched)]
+    hooks = [module.register_forward_pre_hook(watch(name)) for name, module in modules]
     try:
         with torch.inference_mode():
             for batch in batches:

@@ -1,4 +1,6 @@
-"""The packed decoder on CUDA: the graph of engine.models.decoder from the portable operations, per a plan.
+"""The packed decoder on CUDA: the graph of engine.models.decoder from operations of our own, per a plan.
+
+Layers go the portable or the hopper path; consecutive ones of the latter are one operation.
 
 Runs on a CPU too, slowly, through the operations' oracles: the plain-torch emulation of what the device
 computes, 8-bit rounding included.
@@ -7,6 +9,7 @@ computes, 8-bit rounding included.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +18,9 @@ from torch import Tensor, nn
 from engine.models.architecture import Architecture
 from engine.models.cuda_layers import Batch, CudaLayer, Norm
 from engine.models.cuda_weights import COS, SIN
+from engine.models.hopper_layers import COS as HOPPER_COS
+from engine.models.hopper_layers import SIN as HOPPER_SIN
+from engine.models.hopper_layers import HopperBatch, HopperLayer, run_hopper
 from engine.models.plan import Plan
 from engine.ops.portable.attention import tile_tokens
 from engine.ops.portable.attention_tiles import attention_tiles
@@ -27,18 +33,28 @@ class CudaDecoder(nn.Module):
 
     rope_cos: Tensor
     rope_sin: Tensor
+    hopper_cos: Tensor
+    hopper_sin: Tensor
 
     def __init__(self, architecture: Architecture, plan: Plan, bounds: BatchBounds) -> None:
         super().__init__()
         a = architecture
         self.embed_tokens = nn.Embedding(a.vocab_size, a.hidden_size, dtype=torch.bfloat16)
-        self.layers = nn.ModuleList(CudaLayer(a, layer, plan.scaling) for layer in plan.layers)
+        self.architecture, self.runs, self.library = a, plan.runs(), plan.library or ""
+        self.layers = nn.ModuleList(
+            HopperLayer(a, layer) if layer.path == "hopper" else CudaLayer(a, layer, plan.scaling)
+            for layer in plan.layers
+        )
         self.norm = Norm(a.hidden_size)
         self.eps = a.norm_eps
         self.tile_tokens = tile_tokens(a.num_heads, a.num_kv_heads)
         self.max_samples, self.max_seqlen = bounds.samples + 1, bounds.tokens_per_sample
         for name in (COS, SIN):
             self.register_buffer(name, torch.empty(bounds.tokens_per_sample, a.head_dim // 2))
+        if any(path == "hopper" for path, _ in self.runs):
+            for name in (HOPPER_COS, HOPPER_SIN):
+                table = torch.empty(bounds.tokens_per_sample, a.head_dim // 2, dtype=torch.bfloat16)
+                self.register_buffer(name, table)
 
     @classmethod
     def from_weights(
@@ -56,15 +72,43 @@ class CudaDecoder(nn.Module):
 
         One row a sample, its last token; a sample without tokens repeats another's row.
         """
+        paths = {path for path, _ in self.runs}
+        portable = self._batch(positions, cu_seqlens) if "portable" in paths else None
+        hopper = self._hopper_batch(positions, cu_seqlens) if "hopper" in paths else None
+        last_token = (cu_seqlens[1:].long() - 1).clamp_min(0)
+        x: Tensor | None = None
+        delta: Tensor | None = None
+        for path, indices in self.runs:
+            layers: list[Any] = [self.layers[index] for index in indices]
+            last = last_token if indices.stop == len(self.layers) else None
+            if path == "hopper":
+                x, delta = self._run_hopper(layers, hopper, input_ids, x, delta, last), None
+                continue
+            x = F.embedding(input_ids, self.embed_tokens.weight) if x is None else x
+            *earlier, final = layers
+            for layer in earlier:
+                x, delta = layer(x, delta, portable)
+            x, delta = final(x, delta, portable, last)
+        assert x is not None
+        return add_rms_norm(x, delta, self.norm.weight, self.eps)[1].values
+
+    def _run_hopper(
+        self, layers: list[Any], batch: HopperBatch | None, input_ids: Tensor, x: Tensor | None,
+        delta: Tensor | None, last: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """Embedding included where no layer ran before."""
+        assert batch is not None
+        if x is None:
+            table = self.embed_tokens.weight
+            return run_hopper(self.architecture, layers, batch, table, ids=input_ids, last=last)
+        return run_hopper(self.architecture, layers, batch, x if delta is None else x + delta, last=last)
+
+    def _batch(self, positions: Tensor, cu_seqlens: Tensor) -> Batch:
         tiles = attention_tiles(
             cu_seqlens, positions,
             tokens=self.tile_tokens, max_samples=self.max_samples, max_seqlen=self.max_seqlen,
         )  # fmt: skip
-        batch = Batch(positions, cu_seqlens, tiles, (self.rope_cos, self.rope_sin))
-        x, delta = F.embedding(input_ids, self.embed_tokens.weight), None
-        *earlier, final = self.layers
-        for layer in earlier:
-            x, delta = layer(x, delta, batch)
-        last_token = (cu_seqlens[1:].long() - 1).clamp_min(0)
-        x, delta = final(x, delta, batch, last_token)
-        return add_rms_norm(x, delta, self.norm.weight, self.eps)[1].values
+        return Batch(positions, cu_seqlens, tiles, (self.rope_cos, self.rope_sin))
+
+    def _hopper_batch(self, positions: Tensor, cu_seqlens: Tensor) -> HopperBatch:
+        return HopperBatch(self.library, positions, cu_seqlens, (self.hopper_cos, self.hopper_sin))

@@ -1,8 +1,8 @@
 """A decoder's tensors made ready for CUDA: quantised as the plan says, rotary tables, scales of activations.
 
 Names are the eager decoder's; a quantised matrix adds `weight_scale` and, where scales are static,
-`input_scale`, each float32[1]. Rotary frequencies give way to tables of every position that the bounds
-allow.
+`input_scale`, each float32[1]. A hopper layer's tensors give way to those of hopper_weights; rotary
+frequencies to tables of every position that the bounds allow.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.models.architecture import Architecture
+from engine.models.hopper_weights import hopper_tables, hopper_tensors
 from engine.models.plan import MATRICES, Plan
 from engine.models.weights import INV_FREQ
 from engine.ops.portable.linear import quantise_weight
@@ -37,9 +38,17 @@ def prepare_weights(
     `input_scales`: module name -> scale of its input (value = q * scale), for every quantised matrix of a
     static plan. ConfigError names one that is missing.
     """
-    prepared = {name: tensor for name, tensor in weights.items() if name != INV_FREQ}
+    replaced = tuple(f"layers.{i}." for i, layer in enumerate(plan.layers) if layer.path == "hopper")
+    prepared = {
+        name: tensor for name, tensor in weights.items() if name != INV_FREQ and not name.startswith(replaced)
+    }
     prepared |= _rope_tables(weights[INV_FREQ], architecture.rope.scaling, max_seqlen)
+    if replaced:
+        prepared |= hopper_tables(weights[INV_FREQ], architecture.rope.scaling, max_seqlen)
+        prepared |= hopper_tensors(weights, architecture, plan, input_scales)
     for index, layer in enumerate(plan.layers):
+        if layer.path == "hopper":
+            continue
         for matrix, module in MODULES.items():
             if getattr(layer, matrix) != "fp8":
                 continue

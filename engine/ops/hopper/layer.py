@@ -108,7 +108,7 @@ def run_layers(
             x, fused = stream[0], project(library, shape, following, stream, batch)
     a = attend(library, shape, layers[-1], fused, batch)
     if last is not None:
-        a, x = a[last], x[last]
+        a, x = _take(a, last), x[last]
     return finish(library, shape, layers[-1], a, x, next_operand, batch.max_sms)
 
 
@@ -128,6 +128,11 @@ def _chain(
         batch.cosines, batch.sines, batch.positions, batch.scratch, index, *_heads(shape), batch.max_sms,
     )  # fmt: skip
     return x, fused
+
+
+def _take(a: Tensor, rows: Tensor) -> Tensor:
+    """Through bytes where they are 8 bits: indexing does not know those floats everywhere."""
+    return a[rows] if a.dtype == torch.bfloat16 else a.view(torch.uint8)[rows].view(a.dtype)
 
 
 def _heads(shape: LayerShape) -> tuple[int, int, float, float]:

@@ -1,0 +1,79 @@
+"""Layers on the hopper path, as the packed decoder holds them: tensors that engine.ops.hopper prepared.
+
+Consecutive layers run as one operation, engine.ops.hopper.stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor, nn
+
+from engine.models.architecture import Architecture
+from engine.models.plan import LayerPlan, layer_shape
+from engine.ops.hopper.stack import flatten, stack
+from engine.ops.hopper.weights import LayerWeights
+
+INPUT_SCALES = "input_scales"
+COS, SIN = "hopper_cos", "hopper_sin"  # names of the rotary tables, bf16[positions, head_dim / 2]
+
+
+class HopperLayer(nn.Module):
+    """One layer's tensors, named as in LayerWeights.
+
+    input_scales float32[2]: what x is multiplied with where a run begins with this layer.
+    """
+
+    input_scales: Tensor
+
+    def __init__(self, a: Architecture, plan: LayerPlan) -> None:
+        super().__init__()
+        elements = plan.elements()
+        shapes = layer_shape(a).matrices()
+        for name, shape in shapes.items():
+            self.register_buffer(name, torch.empty(shape, dtype=elements[name]))
+            self.register_buffer(_scales(name), torch.empty(2))
+        self.register_buffer("attention_scales", torch.empty(2))
+        self.register_buffer("head_weight", torch.empty(2, a.head_dim))
+        self.register_buffer("bias", torch.empty(shapes["qkv"][0]) if a.qkv_bias else None)
+        self.register_buffer(INPUT_SCALES, torch.empty(2))
+
+    def weights(self) -> LayerWeights:
+        return LayerWeights(**{field.name: getattr(self, field.name) for field in fields(LayerWeights)})
+
+
+@dataclass(frozen=True)
+class HopperBatch:
+    """What every run needs of a packed batch, and the library that it calls."""
+
+    library: str
+    positions: Tensor  # int64[T]
+    cu_seqlens: Tensor  # int32[S+1]
+    tables: tuple[Tensor, Tensor]  # rotary cos and sin
+
+
+def run_hopper(
+    a: Architecture,
+    layers: Sequence[HopperLayer],
+    batch: HopperBatch,
+    source: Tensor,
+    *,
+    ids: Tensor | None = None,
+    last: Tensor | None = None,
+) -> Tensor:
+    """x bf16[T, hidden_size], or the embedding table of `ids`, through consecutive layers.
+
+    `last`: rows that alone go on after the last attention.
+    """
+    x: Tensor = stack(
+        batch.library, source, ids, layers[0].input_scales, batch.positions, batch.cu_seqlens, last,
+        *batch.tables, flatten([layer.weights() for layer in layers]), a.qkv_bias, a.num_heads,
+        a.num_kv_heads, a.norm_eps, a.qk_norm,
+    )  # fmt: skip
+    return x
+
+
+def _scales(matrix: str) -> str:
+    return f"{matrix}_scales"

@@ -1,0 +1,91 @@
+"""A decoder's tensors made ready for the hopper path: norms folded in, the kernels' order, static factors.
+
+Done once, at build; every lane shares the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from engine.errors import ConfigError
+from engine.models.architecture import Architecture
+from engine.models.hopper_layers import COS, INPUT_SCALES, SIN
+from engine.models.plan import LayerPlan, Plan, layer_shape
+from engine.ops.hopper.weights import Factors, LayerSource, LayerWeights, prepare_layer
+
+# matrix -> the module of the eager decoder whose input it quantises; the raw residual stream is the norm's
+CALIBRATED = {"qkv": "attention_norm", "o": "output", "gate_up": "mlp_norm", "down": "down"}
+
+
+def hopper_tensors(
+    weights: Mapping[str, Tensor],
+    architecture: Architecture,
+    plan: Plan,
+    input_scales: Mapping[str, float] | None,
+) -> dict[str, Tensor]:
+    """Tensors of every hopper layer of the plan, by the decoder's names, on the device of `weights`.
+
+    ConfigError names a calibrated scale that is missing.
+    """
+    factors = [
+        _factors(index, layer, input_scales) if layer.path == "hopper" else Factors()
+        for index, layer in enumerate(plan.layers)
+    ]
+    following = [factor.qkv for factor in factors[1:]] + [1.0]
+    prepared: dict[str, Tensor] = {}
+    for index, layer in enumerate(plan.layers):
+        if layer.path != "hopper":
+            continue
+        own = _prepare(weights, architecture, layer, index, (factors[index], following[index]))
+        prepared |= {f"layers.{index}.{name}": tensor for name, tensor in own.items()}
+    return prepared
+
+
+def _prepare(
+    weights: Mapping[str, Tensor],
+    a: Architecture,
+    layer: LayerPlan,
+    index: int,
+    factors: tuple[Factors, float],
+) -> dict[str, Tensor]:
+    def get(name: str) -> Tensor:
+        return weights[f"layers.{index}.{name}"].float()
+
+    source = LayerSource(
+        qkv=get("attention.qkv.weight"),
+        o=get("output.weight"),
+        gate_up=get("gate_up.weight"),
+        down=get("down.weight"),
+        input_norm=get("attention_norm.weight"),
+        post_norm=get("mlp_norm.weight"),
+        bias=get("attention.qkv.bias") if a.qkv_bias else None,
+        q_norm=get("attention.q_norm.weight") if a.qk_norm else None,
+        k_norm=get("attention.k_norm.weight") if a.qk_norm else None,
+    )
+    made = prepare_layer(layer_shape(a), source, layer.elements(), *factors)
+    tensors = {field.name: getattr(made, field.name) for field in fields(LayerWeights)}
+    tensors[INPUT_SCALES] = torch.tensor([factors[0].qkv, 1.0], dtype=torch.float32, device=source.qkv.device)
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+def _factors(index: int, layer: LayerPlan, input_scales: Mapping[str, float] | None) -> Factors:
+    chosen = {}
+    for matrix, element in layer.elements().items():
+        if element == torch.bfloat16:
+            continue
+        name = f"layers.{index}.{CALIBRATED[matrix]}"
+        scale = (input_scales or {}).get(name)
+        if scale is None or scale <= 0:
+            raise ConfigError(f"input_scales.{name}", scale, "a static plan needs a positive scale here")
+        chosen[matrix] = 1.0 / scale
+    return Factors(**chosen)
+
+
+def hopper_tables(inv_freq: Tensor, scaling: float, max_seqlen: int) -> dict[str, Tensor]:
+    """bf16[max_seqlen, head_dim / 2] each."""
+    angle = torch.arange(max_seqlen, device=inv_freq.device).float()[:, None] * inv_freq.float()
+    return {COS: (angle.cos() * scaling).bfloat16(), SIN: (angle.sin() * scaling).bfloat16()}

@@ -1,0 +1,147 @@
+"""Decoders whose layers go the hopper path, on the CPU through its oracles: near the eager decoder, whole and
+mixed with portable layers, padded, exported."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.build.calibration import calibrate
+from engine.build.compilation import export_decoder
+from engine.errors import ConfigError
+from engine.models.architecture import Architecture, Rope
+from engine.models.cuda_decoder import CudaDecoder
+from engine.models.cuda_weights import prepare_weights
+from engine.models.decoder import PackedDecoder
+from engine.models.plan import HopperKernels, Plan, choose_plan
+from engine.packed import BatchBounds, PackedBatch, pack
+
+BOUNDS = BatchBounds(8, 256, 96)
+SAMPLES = [[5, 9, 2], [7] * 70, [1], list(range(30))]
+TOLERANCE = {"bf16": 0.02, "fp8": 0.16}  # of whole hidden states, three layers; portable fp8: 0.12
+
+
+def make_architecture(**changes: Any) -> Architecture:
+    inv_freq = tuple((1.0 / 10000 ** (torch.arange(0, 64, 2) / 64)).tolist())
+    sizes: dict[str, Any] = {
+        "vocab_size": 64, "hidden_size": 160, "intermediate_size": 192, "num_layers": 3, "num_heads": 4,
+        "num_kv_heads": 2, "head_dim": 64, "norm_eps": 1e-6, "rope": Rope("default", inv_freq, 1.0),
+    }  # fmt: skip
+    return Architecture(**(sizes | changes))
+
+
+KINDS = {
+    "norm": make_architecture(qk_norm=True),
+    "bias": make_architecture(qkv_bias=True, num_heads=7, num_kv_heads=1),
+    "neither": make_architecture(num_heads=3, num_kv_heads=3),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    architecture: Architecture
+    weights: dict[str, Tensor]
+    eager: PackedDecoder
+    scales: dict[str, float]
+
+    def plan(self, precision: Any, portable: tuple[int, ...] = ()) -> Plan:
+        plan = choose_plan(
+            self.architecture, precision, arch=90, static=True, kernels=HopperKernels("of no use here")
+        )
+        layers = [
+            dataclasses.replace(layer, path="portable") if index in portable else layer
+            for index, layer in enumerate(plan.layers)
+        ]
+        return dataclasses.replace(plan, layers=tuple(layers))
+
+    def decoder(self, plan: Plan) -> CudaDecoder:
+        prepared = prepare_weights(
+            self.weights, self.architecture, plan, max_seqlen=96, input_scales=self.scales
+        )
+        return CudaDecoder.from_weights(self.architecture, prepared, plan, BOUNDS)
+
+
+def make(kind: str) -> Made:
+    architecture = KINDS[kind]
+    torch.manual_seed(0)
+    shapes = {k: v.shape for k, v in PackedDecoder(architecture, 96).state_dict().items()}
+    weights = {
+        name: torch.rand(shape) + 0.5 if "norm" in name else torch.randn(shape) * shape[-1] ** -0.5
+        for name, shape in shapes.items()
+    }
+    weights = {name: weight.bfloat16() for name, weight in weights.items()}
+    weights["inv_freq"] = torch.tensor(architecture.rope.inv_freq)
+    eager = PackedDecoder.from_weights(architecture, {k: v.float() for k, v in weights.items()}, 96)
+    return Made(architecture, weights, eager, calibrate(eager, [pack(SAMPLES)]))
+
+
+def run(decoder: Any, packed: PackedBatch) -> Tensor:
+    with torch.inference_mode():
+        out: Tensor = decoder(packed.input_ids, packed.positions, packed.cu_seqlens)
+    return out[: packed.num_samples].float()
+
+
+def error(got: Tensor, want: Tensor) -> float:
+    return float((got - want).norm() / want.norm())
+
+
+@pytest.mark.parametrize("portable", [(), (0,), (1,), (2,), (0, 2)])
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_near_the_eager_decoder(kind: str, precision: str, portable: tuple[int, ...]) -> None:
+    made = make(kind)
+    decoder = made.decoder(made.plan(precision, portable))
+    assert error(run(decoder, pack(SAMPLES)), run(made.eager, pack(SAMPLES))) < TOLERANCE[precision]
+
+
+def test_packed_equals_single() -> None:
+    made = make("norm")
+    decoder = made.decoder(made.plan("fp8"))
+    single = torch.cat([run(decoder, pack([sample])) for sample in SAMPLES])
+    assert error(run(decoder, pack(SAMPLES)), single) < 0.02
+
+
+def test_padding_changes_nothing() -> None:
+    made = make("norm")
+    decoder = made.decoder(made.plan("bf16"))
+    packed = pack(SAMPLES)
+    padded = dataclasses.replace(
+        packed,
+        input_ids=torch.cat([packed.input_ids, torch.full((22,), 3)]),
+        positions=torch.cat([packed.positions, torch.zeros(22, dtype=torch.int64)]),
+        cu_seqlens=torch.cat([packed.cu_seqlens, packed.cu_seqlens[-1:].repeat(4)]),
+    )
+    assert torch.equal(run(decoder, padded), run(decoder, packed))
+
+
+@pytest.mark.parametrize("portable", [(), (1,)])
+def test_one_exported_graph_serves_any_sizes(portable: tuple[int, ...]) -> None:
+    made = make("bias")
+    decoder = made.decoder(made.plan("fp8", portable))
+    exported = export_decoder(decoder, BOUNDS, torch.device("cpu")).module()
+    for samples in (SAMPLES, [[1, 2]], [[3] * 64] * 4):
+        assert torch.equal(run(exported, pack(samples)), run(decoder, pack(samples)))
+
+
+def test_weights_are_prepared_once_under_the_decoders_names() -> None:
+    made = make("norm")
+    plan = made.plan("fp8", portable=(1,))
+    prepared = prepare_weights(made.weights, made.architecture, plan, max_seqlen=96, input_scales=made.scales)
+    assert prepared["layers.0.gate_up"].dtype == torch.float8_e4m3fn
+    assert prepared["layers.1.gate_up.weight"].dtype == torch.float8_e4m3fn
+    assert "layers.0.gate_up.weight" not in prepared
+    assert set(prepared) == set(CudaDecoder(made.architecture, plan, BOUNDS).state_dict())
+    # an activation times its factor fills half of e4m3's range on the calibration texts
+    largest = 448 / 2 / float(prepared["layers.0.input_scales"][0])
+    assert largest == pytest.approx(float(made.weights["embed_tokens.weight"][:30].abs().max()), rel=0.2)
+
+
+def test_a_missing_scale_is_named() -> None:
+    made = make("norm")
+    scales = {name: scale for name, scale in made.scales.items() if name != "layers.1.mlp_norm"}
+    with pytest.raises(ConfigError, match=r"input_scales\.layers\.1\.mlp_norm"):
+        prepare_weights(made.weights, made.architecture, made.plan("fp8"), max_seqlen=96, input_scales=scales)
