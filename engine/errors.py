@@ -1,13 +1,16 @@
 """Errors of the engine, each for one reader.
 
 ConfigError is for whoever wrote a pipeline file, ArtifactError for whoever deploys an artifact,
-InputError for the producer of one request, NodeError for whoever wrote the failing node.
+ItemFileError for whoever writes item files, InputError for the producer of one request, NodeError for whoever
+wrote the failing node.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
+
+NO_VALUE = object()  # where nothing was written, as opposed to null
 
 
 class ConfigError(ValueError):
@@ -29,6 +32,25 @@ class ConfigError(ValueError):
 
 class ArtifactError(RuntimeError):
     """An artifact that cannot be built or does not fit this machine; the text says how to mend it."""
+
+
+class ItemFileError(ValueError):
+    """A file of items that cannot be served: `row` counts from 1 (None: all of it), `field` is its column."""
+
+    def __init__(
+        self,
+        file: Path,
+        reason: str,
+        row: int | None = None,
+        field: str | None = None,
+        value: object = NO_VALUE,
+    ) -> None:
+        place = [] if row is None else [f"row {row}"]
+        if field is not None:
+            place.append(field if value is NO_VALUE else f"{field} = {value!r:.200}")
+        super().__init__(f"{file}: {', '.join(place)}{': ' if place else ''}{reason}")
+        self.file, self.row, self.field, self.reason = file, row, field, reason
+        self.value = None if value is NO_VALUE else value
 
 
 class InputError(ValueError):

@@ -38,8 +38,8 @@ class LegalSet(Protocol):
     def tensors(self) -> LegalTensors:
         """On the device of the search."""
 
-    def item_id(self, leaf: int) -> str | int | None:
-        """The item whose sequence ends at this node; None where none does."""
+    def item_ids(self, leaf: int) -> list[str | int]:
+        """All items whose sequence ends at this node; none where none does."""
 
 
 LegalProvider: TypeAlias = Callable[[], LegalSet]
