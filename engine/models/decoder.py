@@ -6,16 +6,17 @@ Inference only. The module owns its parameters; a compiled package gets the same
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from engine.models.architecture import Architecture
-from engine.models.layers import DecoderLayer, RMSNorm
+from engine.models.layers import DecoderLayer, RMSNorm, Rotation
 
 
-class PackedDecoder(nn.Module):
-    """All samples in one pass without padding; `max_seqlen` is the longest sample that may come."""
+class Decoder(nn.Module):
+    """The parameters of a decoder; `max_seqlen` is the longest sample that may come. Subclasses run them."""
 
     inv_freq: Tensor
 
@@ -29,14 +30,24 @@ class PackedDecoder(nn.Module):
         self.register_buffer("inv_freq", torch.tensor(architecture.rope.inv_freq))
 
     @classmethod
-    def from_weights(
-        cls, architecture: Architecture, weights: Mapping[str, Tensor], max_seqlen: int
-    ) -> PackedDecoder:
+    def from_weights(cls, architecture: Architecture, weights: Mapping[str, Tensor], max_seqlen: int) -> Self:
         """A decoder over exactly these tensors, none copied; RuntimeError names what is missing."""
         with torch.device("meta"):
             decoder = cls(architecture, max_seqlen)
         decoder.load_state_dict(weights, strict=True, assign=True)
         return decoder.requires_grad_(False).eval()
+
+    def each_layer(self) -> list[DecoderLayer]:
+        return [cast(DecoderLayer, layer) for layer in self.layers]
+
+    def rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
+        """positions int64[T] -> cos and sin, [T, 1, head_dim / 2]."""
+        angles = positions[:, None, None].float() * self.inv_freq
+        return (angles.cos() * self.rope_scaling).to(dtype), (angles.sin() * self.rope_scaling).to(dtype)
+
+
+class PackedDecoder(Decoder):
+    """All samples in one pass without padding."""
 
     def forward(self, input_ids: Tensor, positions: Tensor, cu_seqlens: Tensor) -> Tensor:
         """input_ids int64[T], positions int64[T], cu_seqlens int32[S+1] -> hidden[S, hidden_size].
@@ -45,13 +56,11 @@ class PackedDecoder(nn.Module):
         computed, since no other token is read.
         """
         x = self.embed_tokens(input_ids)
-        angles = positions[:, None, None].float() * self.inv_freq
-        cos = (angles.cos() * self.rope_scaling).to(x.dtype)
-        sin = (angles.sin() * self.rope_scaling).to(x.dtype)
+        rotation = self.rotation(positions, x.dtype)
         last_token = cu_seqlens[1:].long() - 1
         *earlier, final = self.layers
         for layer in earlier:
-            x = layer(x, (cos, sin), cu_seqlens)
-        x = final(x, (cos, sin), cu_seqlens, last_token)
+            x = layer(x, rotation, cu_seqlens)
+        x = final(x, rotation, cu_seqlens, last_token)
         normed: Tensor = self.norm(x)
         return normed

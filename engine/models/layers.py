@@ -49,14 +49,18 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(a.head_dim, a.norm_eps) if a.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(a.head_dim, a.norm_eps) if a.qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, rotation: Rotation, cu_seqlens: Tensor) -> Tensor:
-        """x[T, hidden_size] -> [T, num_heads * head_dim], before the output projection."""
+    def project(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """x[T, hidden_size] -> q[T, num_heads, head_dim], k and v[T, num_kv_heads, head_dim], rotated."""
         q, k, v = self.qkv(x).split(self.widths, dim=-1)
         q = self.q_norm(q.unflatten(-1, (self.num_heads, self.head_dim)))
         k = self.k_norm(k.unflatten(-1, (self.num_kv_heads, self.head_dim)))
         v = v.unflatten(-1, (self.num_kv_heads, self.head_dim))
-        out = packed_attention(rotate(q, rotation), rotate(k, rotation), v, cu_seqlens, self.max_seqlen)
-        return out.flatten(-2)
+        return rotate(q, rotation), rotate(k, rotation), v
+
+    def forward(self, x: Tensor, rotation: Rotation, cu_seqlens: Tensor) -> Tensor:
+        """x[T, hidden_size] -> [T, num_heads * head_dim], before the output projection."""
+        q, k, v = self.project(x, rotation)
+        return packed_attention(q, k, v, cu_seqlens, self.max_seqlen).flatten(-2)
 
 
 class DecoderLayer(nn.Module):
@@ -79,6 +83,10 @@ class DecoderLayer(nn.Module):
         attended = self.attention(self.attention_norm(x), rotation, cu_seqlens)
         if rows is not None:
             attended, x = attended[rows], x[rows]
+        return self.after_attention(x, attended)
+
+    def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The layer's second half, from the stream before it and what its heads gathered."""
         x = x + self.output(attended)
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
         out: Tensor = x + self.down(F.silu(gate) * up)

@@ -18,3 +18,24 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Ten
     scores = torch.einsum("thd,shd->hts", q.double(), keys) / head_dim**0.5
     weights = scores.masked_fill(~allowed, float("-inf")).softmax(-1)
     return torch.einsum("hts,shd->thd", weights, values).to(q.dtype)
+
+
+def beam_attention(
+    q: Tensor, k: Tensor, v: Tensor, prompt: tuple[Tensor, Tensor], suffix: tuple[Tensor, Tensor],
+    ancestors: Tensor, cu_seqlens: Tensor,
+) -> Tensor:  # fmt: skip
+    """Shapes as in ops.beam_attention; row by row, its keys gathered one after another, in float64."""
+    borders, out = cu_seqlens.tolist(), torch.empty_like(q)
+    beams, group = len(q) // (len(borders) - 1), q.shape[1] // k.shape[1]
+    for row in range(len(q)):
+        start, stop = borders[row // beams : row // beams + 2]
+        slots = [(j, place) for j, place in enumerate(ancestors[:, row].tolist()) if place >= 0]
+        keys, values = (
+            torch.cat((old[start:stop], *(stored[slot][None] for slot in slots), new[row][None]))
+            .double()
+            .repeat_interleave(group, dim=1)
+            for old, stored, new in zip(prompt, suffix, (k, v), strict=True)
+        )
+        weights = (torch.einsum("hd,lhd->hl", q[row].double(), keys) / q.shape[-1] ** 0.5).softmax(-1)
+        out[row] = torch.einsum("hl,lhd->hd", weights, values).to(q.dtype)
+    return out

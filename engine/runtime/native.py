@@ -1,4 +1,5 @@
-"""Loads native.so, the C++ part of an artifact: operator kernels and the runner class.
+"""Loads native.so, the C++ part of an artifact: operator kernels and the runner class. One that searches has
+beam.so too, with a kernel of its own.
 
 A process has one copy: every artifact of one format carries the same interface, so the first one loaded
 serves all of them. Any thread.
@@ -15,8 +16,10 @@ import torch
 from torch import Tensor
 
 import engine.ops.packed_attention  # noqa: F401 -- registers the schema that the library's kernels attach to
+from engine.ops import beam_attention  # likewise
 
 LIBRARY = "native.so"
+BEAM_LIBRARY = "beam.so"
 _loading = Lock()  # registering a class twice would abort the second artifact
 
 
@@ -35,6 +38,13 @@ def load_native(path: Path) -> None:
     """Load the library unless this process has one; OSError or RuntimeError where it does not fit torch."""
     with _loading:
         if not _is_loaded():
+            torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
+
+
+def load_beam_native(path: Path) -> None:
+    """Load the kernels of a decode step unless this process has them; errors as `load_native`."""
+    with _loading:
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(beam_attention.NAME, "CPU"):
             torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
 
 
