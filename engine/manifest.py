@@ -1,6 +1,7 @@
 """manifest.json: what an artifact is, what it was built with, and the digest of each of its files.
 
-Written once by a build, read by everyone else. Its own digest therefore names the whole artifact.
+Written once by a build, read by everyone else. Its own digest therefore names the whole artifact; `digest` in
+it is that of everything else in it, so that a value changed by hand is an error and not believed.
 """
 
 from __future__ import annotations
@@ -10,16 +11,21 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator
 
 from engine.errors import ArtifactError
+from engine.models.architecture import Architecture
 from engine.packed import BatchBounds
 
-FORMAT = 1  # raised whenever native.so, the package's inputs or this file change in meaning
+FORMAT = 2  # raised whenever native.so, the package's inputs or this file change in meaning
 MANIFEST = "manifest.json"
+DIGEST = "digest"  # its key
 PACKAGE = "model.pt2"
 WEIGHTS = "weights.safetensors"
 TOKENIZER = "tokenizer"  # a folder; absent where the checkpoint brought none
+
+
+_ARCHITECTURE = TypeAdapter(Architecture)
 
 
 class _Frozen(BaseModel):
@@ -72,6 +78,21 @@ class Manifest(_Frozen):
     files: dict[str, str]  # path in the artifact -> sha256
     plan: dict[str, Any] | None = None  # engine.models.plan.Plan as plain values; None: the eager operations
 
+    @field_validator("architecture")
+    @classmethod
+    def _whole(cls, values: dict[str, Any]) -> dict[str, Any]:
+        try:
+            made = _ARCHITECTURE.validate_python(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        for key, value in vars(made).items():
+            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+                raise ValueError(f"{key} = {value}: must be at least 1")
+        if 2 * (given := len(made.rope.inv_freq)) != made.head_dim:
+            raise ValueError(f"rope.inv_freq: {given} values for head_dim = {made.head_dim}")
+        return values
+
     @field_validator("files")
     @classmethod
     def _inside(cls, files: dict[str, str]) -> dict[str, str]:
@@ -82,7 +103,15 @@ class Manifest(_Frozen):
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    text = json.dumps(sealed(manifest.model_dump(mode="json")), indent=2)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def sealed(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with the digest that a manifest of them has, whatever they had."""
+    open_ = {key: value for key, value in values.items() if key != DIGEST}
+    text = json.dumps(open_, sort_keys=True, separators=(",", ":"))
+    return {**open_, DIGEST: hashlib.sha256(text.encode()).hexdigest()}
 
 
 def read_manifest(folder: Path) -> tuple[Manifest, str]:
@@ -103,12 +132,14 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
         raise ArtifactError(f"{path}: garbled ({error}); {mend}") from error
     if found != FORMAT:
         raise ArtifactError(f"{path}: format = {found!r}, this boundgen reads format {FORMAT}; {mend}")
+    if values.pop(DIGEST, None) != sealed(values)[DIGEST]:
+        raise ArtifactError(f"{path}: changed since the build (its digest says so); {mend}")
     try:
-        return Manifest.model_validate_json(raw), hashlib.sha256(raw).hexdigest()
+        return Manifest.model_validate(values), hashlib.sha256(raw).hexdigest()
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ArtifactError(f"{path}: {where} = {first['input']!r}: {first['msg']}; {mend}") from error
+        where, reason = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        raise ArtifactError(f"{path}: {where} = {first['input']!r:.80}: {reason}; {mend}") from error
 
 
 def file_digest(path: Path) -> str:

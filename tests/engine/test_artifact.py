@@ -13,6 +13,7 @@ import torch
 
 from engine.artifact import Artifact
 from engine.errors import ArtifactError, ConfigError
+from engine.manifest import FORMAT, sealed
 
 
 @pytest.fixture
@@ -23,11 +24,11 @@ def copy(tiny_causal: Any, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def change(copy: Path) -> Callable[..., Path]:
-    """Writes other values into its manifest."""
+    """Writes other values into its manifest, as a build would that had them."""
 
     def write(**values: object) -> Path:
         file = copy / "manifest.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+        file.write_text(json.dumps(sealed(json.loads(file.read_text()) | values)))
         return copy
 
     return write
@@ -89,10 +90,11 @@ def test_truncated_manifest(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"format": 99}, "format = 99, this boundgen reads format 1"),
+        ({"format": 99}, f"format = 99, this boundgen reads format {FORMAT}"),
         ({"dtype": "int3"}, "dtype = 'int3'"),
         ({"surprise": 1}, "surprise = 1"),
         ({"bounds": {"samples": 0, "tokens": 8, "tokens_per_sample": 8}}, "bounds.*samples = 0"),
+        ({"architecture": {}}, "architecture = {}: vocab_size: Field required"),
         ({"files": {}}, "files: the manifest has no digest of 'model.pt2'"),
         ({"files": {"../../etc/passwd": "0"}}, "files = .*outside the artifact"),
         (
@@ -110,6 +112,43 @@ def test_truncated_manifest(copy: Path) -> None:
 def test_misfit(change: Callable[..., Path], values: dict[str, Any], message: str) -> None:
     with pytest.raises(ArtifactError, match=message):
         Artifact.open(change(**values))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("num_layers", 0, "num_layers = 0: must be at least 1"),
+        ("hidden_size", "", "hidden_size: Input should be a valid integer"),
+        (
+            "rope",
+            {"kind": "default", "inv_freq": [], "scaling": 1.0},
+            "rope.inv_freq: 0 values for head_dim = 16",
+        ),
+    ],
+)
+def test_an_architecture_that_is_none(
+    change: Callable[..., Path], key: str, value: object, said: str
+) -> None:
+    architecture = Artifact.open(change()).manifest.architecture
+    with pytest.raises(ArtifactError, match=rf"manifest\.json: architecture = .*{said}.*rebuild it"):
+        Artifact.open(change(architecture=architecture | {key: value}))
+
+
+def test_a_manifest_changed_by_hand(copy: Path) -> None:
+    """It holds a digest of everything else: what was written over it is not believed."""
+    file = copy / "manifest.json"
+    built = json.loads(file.read_text())
+    bounds = {name: 20 * value for name, value in built["bounds"].items()}
+    unsealed = {key: value for key, value in built.items() if key != "digest"}
+    for values in (built | {"bounds": bounds}, built | {"labels": ["a"]}, unsealed):
+        file.write_text(json.dumps(values))
+        for verify in (True, False):
+            with pytest.raises(
+                ArtifactError, match=r"manifest\.json: changed since the build .*rebuild it: boun"
+            ):
+                Artifact.open(copy, verify=verify)
+    file.write_text(json.dumps(dict(reversed(built.items())), indent=8))  # written otherwise, the same
+    assert Artifact.open(copy).name
 
 
 def test_another_patch_of_torch_fits(change: Callable[..., Path]) -> None:
@@ -147,7 +186,7 @@ def test_without_tokenizer(copy: Path) -> None:
     file = copy / "manifest.json"
     manifest = json.loads(file.read_text())
     manifest["files"] = {k: v for k, v in manifest["files"].items() if not k.startswith("tokenizer/")}
-    file.write_text(json.dumps(manifest))
+    file.write_text(json.dumps(sealed(manifest)))
     shutil.rmtree(copy / "tokenizer")
     artifact = Artifact.open(copy)
     with pytest.raises(ArtifactError, match="has no tokenizer"):

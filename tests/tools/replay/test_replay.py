@@ -14,6 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from engine.manifest import sealed
 from tools.cli import app
 
 GOOD = 12
@@ -31,7 +32,7 @@ def change_weights(artifact: Path, target: Path) -> Path:
     manifest = json.loads((target / "manifest.json").read_text())
     digest = hashlib.sha256((target / "weights.safetensors").read_bytes()).hexdigest()
     manifest["files"]["weights.safetensors"] = digest
-    (target / "manifest.json").write_text(json.dumps(manifest))
+    (target / "manifest.json").write_text(json.dumps(sealed(manifest)))
     return target
 
 
