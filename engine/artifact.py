@@ -1,8 +1,8 @@
 """An artifact on disk: the directory that `boundgen build` makes, opened and checked against this machine.
 
 Layout: manifest.json, model.pt2 (the compiled forward), native.so (kernels and runner), weights.safetensors,
-tokenizer/. Opening only reads. An Artifact may be shared by threads; its tensors live on `device`, are never
-changed, and serve every lane.
+tokenizer/, and hopper-DIGEST.so where the plan calls its kernels. Opening only reads. An Artifact may be
+shared by threads; its tensors live on `device`, are never changed, and serve every lane.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from transformers import AutoTokenizer
 
 from engine.errors import ArtifactError, ConfigError
 from engine.manifest import FORMAT, PACKAGE, TOKENIZER, WEIGHTS, Manifest, Parity, file_digest, read_manifest
+from engine.models.plan import Plan
 from engine.models.weights import EMBEDDING, LM_HEAD, SCORE
+from engine.ops.hopper.library import file_name
+from engine.ops.hopper.library import load as load_kernels
 from engine.packed import BatchBounds
 from engine.runtime.graph_lanes import GraphLanePool
 from engine.runtime.lanes import LanePool
@@ -67,6 +70,8 @@ class Artifact:
         _check_files(path, manifest, target, verify)
         try:
             load_native(path / LIBRARY)
+            for kernels in _kernel_files(manifest):
+                load_kernels(path / kernels)
             weights = load_file(path / WEIGHTS, device=str(target))
             tokenizer = None
             if (path / TOKENIZER).is_dir():
@@ -156,8 +161,14 @@ def _check_machine(path: Path, manifest: Manifest, device: torch.device) -> None
         raise ArtifactError(f"{path}: cpu_features: this processor lacks {', '.join(absent)}; {mend}")
 
 
+def _kernel_files(manifest: Manifest) -> list[str]:
+    """The compiled kernels that the package calls, beside native.so."""
+    library = None if manifest.plan is None else Plan.from_manifest(manifest.plan).library
+    return [] if library is None else [file_name(library)]
+
+
 def _check_files(path: Path, manifest: Manifest, device: torch.device, verify: bool) -> None:
-    for name in (PACKAGE, WEIGHTS, LIBRARY):
+    for name in (PACKAGE, WEIGHTS, LIBRARY, *_kernel_files(manifest)):
         if name not in manifest.files:
             raise ArtifactError(
                 f"{path}: files: the manifest has no digest of {name!r}, so it was changed after the build; "

@@ -6,6 +6,7 @@ device.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,15 +16,20 @@ from torch import Tensor
 
 from engine.build.calibration import calibrate
 from engine.build.compilation import compile_package, export_decoder
+from engine.build.hopper_library import compile_kernels
+from engine.build.native import default_cache
 from engine.build.probes import probe_samples
 from engine.build.spec import BuildSpec, Precision
 from engine.manifest import PACKAGE, WEIGHTS
+from engine.models.architecture import Architecture
 from engine.models.checkpoint import Checkpoint
 from engine.models.cuda_decoder import CudaDecoder
 from engine.models.cuda_weights import prepare_weights
 from engine.models.decoder import PackedDecoder
-from engine.models.plan import Plan, choose_plan
+from engine.models.plan import HopperKernels, Plan, choose_plan
 from engine.packed import pack
+
+Progress = Callable[[str], None]
 
 
 def write_cuda_package(
@@ -31,17 +37,50 @@ def write_cuda_package(
     precision: Precision,
     checkpoint: Checkpoint,
     folder: Path,
-    progress: Callable[[str], None],
+    progress: Progress,
 ) -> Plan:
-    """Replaces the weights in `folder` by prepared ones and writes the package; the plan goes to the
-    manifest."""
+    """Plan for the device that is here, then write_planned_package; the plan goes to the manifest."""
+    major, minor = torch.cuda.get_device_capability(torch.device(spec.device))
+    plan, library = _choose(spec, precision, checkpoint.architecture, 10 * major + minor, progress)
+    if library is not None:
+        shutil.copyfile(library, folder / library.name)
+    for note in plan.notes:
+        progress(f"plan: {note}")
+    write_planned_package(spec, plan, checkpoint, folder, progress)
+    return plan
+
+
+def _choose(
+    spec: BuildSpec, precision: Precision, architecture: Architecture, arch: int, progress: Progress
+) -> tuple[Plan, Path | None]:
+    """The plan, and the library of kernels where it calls one; compiled only if some layer would."""
+
+    def choose(kernels: HopperKernels) -> Plan:
+        return choose_plan(
+            architecture, precision,
+            arch=arch, static=spec.scaling == "static", kernels=kernels, bounds=spec.bounds,
+        )  # fmt: skip
+
+    if spec.kernels == "portable":
+        return choose(HopperKernels(None, "not asked for")), None
+    plan = choose(HopperKernels("to be compiled"))
+    if plan.library is None:
+        return plan, None
+    progress("compiling the kernels")
+    kernels, library = compile_kernels(spec.cache or default_cache())
+    return choose(kernels), library
+
+
+def write_planned_package(
+    spec: BuildSpec, plan: Plan, checkpoint: Checkpoint, folder: Path, progress: Progress
+) -> None:
+    """Replaces the weights in `folder` by prepared ones and writes the package.
+
+    On a CPU the same package comes out, with the operations' oracles in it.
+    """
     architecture, device = checkpoint.architecture, torch.device(spec.device)
     stored = load_file(folder / WEIGHTS, device=spec.device)
     weights = {name: stored.pop(name) for name in checkpoint.weights}
-    major, minor = torch.cuda.get_device_capability(device)
-    plan = choose_plan(architecture, precision, arch=10 * major + minor, static=spec.scaling == "static")
-    for note in plan.notes:
-        progress(f"plan: {note}")
     scales = None
     if plan.quantises and plan.scaling == "static":
         progress("calibrating")
@@ -57,7 +96,6 @@ def write_cuda_package(
     progress("compiling the model")
     compile_package(exported, folder / PACKAGE, as_traced=True)
     save_file(_on_cpu(prepared | stored), folder / WEIGHTS)
-    return plan
 
 
 def _calibration_samples(spec: BuildSpec, checkpoint: Checkpoint) -> list[list[int]]:

@@ -14,6 +14,7 @@ from engine.packed import BatchBounds
 Dtype = Literal["float32", "bfloat16"]
 Precision = Literal["bf16", "fp8"]
 Scaling = Literal["static", "token"]
+Kernels = Literal["fastest", "portable"]
 Device = Literal["cpu", "cuda"]
 _DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -27,7 +28,8 @@ class BuildSpec:
 
     `precision` asks for CUDA operations of our own, served from captured graphs, and is that of their
     matrices; None: torch's operations. "fp8" needs sm_89; its activations are scaled per tensor from
-    `calibration` texts ("static", the fastest) or per token as they are made.
+    `calibration` texts ("static", the fastest) or per token as they are made. `kernels`: "portable" leaves
+    those for one GPU generation alone.
     """
 
     model: Path
@@ -40,6 +42,7 @@ class BuildSpec:
     cache: Path | None = None
     precision: Precision | None = None
     scaling: Scaling = "static"
+    kernels: Kernels = "fastest"
     calibration: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

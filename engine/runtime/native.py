@@ -15,6 +15,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
+import engine.ops.hopper.stack  # registers what packages of the hopper path call
 import engine.ops.packed_attention  # noqa: F401 -- registers the schema that the library's kernels attach to
 from engine.ops import beam_attention  # likewise
 

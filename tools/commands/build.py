@@ -49,6 +49,13 @@ class Scaling(StrEnum):
     TOKEN = "token"
 
 
+class Kernels(StrEnum):
+    """Of our own, on CUDA."""
+
+    FASTEST = "fastest"
+    PORTABLE = "portable"
+
+
 @app.command(epilog="Example: [bold]boundgen build --model ./Qwen3-0.6B --out ./artifacts/qwen3[/]")
 def build(
     model: Annotated[
@@ -70,6 +77,13 @@ def build(
         ),
     ] = None,
     scaling: Annotated[Scaling, typer.Option(help="How fp8 activations are scaled.")] = Scaling.STATIC,
+    kernels: Annotated[
+        Kernels,
+        typer.Option(
+            help="With a precision: the fastest kernels that serve a layer (on sm_90 they take nvcc: "
+            "pip install 'boundgen\\[hopper]'), or those for any CUDA GPU alone."
+        ),
+    ] = Kernels.FASTEST,
     calibration: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Texts for static scales, one a line."),
@@ -100,6 +114,7 @@ def build(
         ignore_options=tuple(ignore_option or ()),
         precision=None if precision is None else precision.value,
         scaling=scaling.value,
+        kernels=kernels.value,
         calibration=() if calibration is None else tuple(calibration.read_text("utf-8").splitlines()),
     )
     with Steps() as say:

@@ -5,5 +5,5 @@ A layer is attention -> residual (o) -> gate_up -> residual (down) -> qkv of the
 kernel: its weight is folded into the next matrix, and its row factor is applied by the next product from sums
 of squares that `residual` leaves.
 
-No build chooses them yet: tests and tools/bench/kernels.py are what runs them.
+Builds choose them for compute capability 9.0 (engine.models.plan); `stack` is the op that a package holds.
 """

@@ -17,6 +17,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from engine.ops.hopper.library import file_name
 from engine.ops.hopper.wgmma import wgmma_header
 
 SOURCES = Path(__file__).parent / "csrc"
@@ -49,7 +50,7 @@ def find_nvcc() -> Path:
         return wheel
     raise NvccMissingError(
         f"no nvcc (NVCC={named!r}, none on PATH, none at {wheel}): "
-        "install nvidia-cuda-nvcc and nvidia-cuda-runtime"
+        "pip install 'boundgen[hopper]' (nvidia-cuda-nvcc and what it needs)"
     )
 
 
@@ -90,7 +91,7 @@ def build_library(folder: Path, *, threads: int = 2) -> tuple[Path, str]:
     NvccMissingError, CompileError.
     """
     nvcc = find_nvcc()
-    library = folder / f"hopper-{digest(nvcc)}.so"
+    library = folder / file_name(digest(nvcc))
     if library.exists():
         return library, ""
     folder.mkdir(parents=True, exist_ok=True)

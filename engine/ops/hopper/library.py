@@ -109,8 +109,14 @@ class RowsCall(_Call):
     _fields_ = _fields("p:source p:ids p:x p:x8 p:partials p:scales i:rows i:width p:stream")
 
 
+def file_name(digest: str) -> str:
+    """Of a compiled library."""
+    return f"hopper-{digest}.so"
+
+
 def load(path: Path) -> str:
-    """Make a compiled library available; returns its digest (from its name, `hopper-DIGEST.so`)."""
+    """Make a compiled library available; returns its digest, from its name; OSError where it cannot be
+    loaded."""
     digest = path.stem.removeprefix("hopper-")
     if digest not in _LOADED:
         _LOADED[digest] = ctypes.CDLL(str(path))

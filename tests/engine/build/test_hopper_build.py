@@ -1,0 +1,182 @@
+"""A build for an H200 acted out on the CPU: the same plan, weights, graph and package, oracles for kernels.
+
+Only what asks for a device is replaced: its capability, its lanes of graphs, and the compiled kernels.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import engine.artifact
+import engine.build.cuda_package
+import engine.build.package
+from engine.artifact import Artifact
+from engine.build import BuildSpec, build_artifact
+from engine.build.hopper_library import compile_kernels
+from engine.errors import ArtifactError
+from engine.models.plan import HopperKernels
+from engine.ops.hopper import compiler, library
+from engine.packed import BatchBounds
+from engine.runtime.lanes import LanePool
+from hopper_models import QUERIES, answer_queries, save_tiny
+
+BOUNDS = BatchBounds(samples=32, tokens=1024, tokens_per_sample=128)
+DIGEST = "00112233aabbccdd"
+TOLERANCE = {"bf16": 0.03, "fp8": 0.2}  # of a probability
+
+
+@dataclass(frozen=True)
+class Built:
+    checkpoint: Path
+    artifact: Path
+    precision: str
+    stages: list[str]
+
+
+def fake_library(folder: Path) -> Path:
+    """A shared library under the name that a compiled one has."""
+    path, source = folder / library.file_name(DIGEST), folder / "empty.c"
+    source.write_text("int nothing;")
+    subprocess.run(["gcc", "-shared", "-fPIC", source, "-o", path], check=True)
+    return path
+
+
+def make_spec(checkpoint: Path, out: Path, precision: str, **more: Any) -> BuildSpec:
+    spec = BuildSpec(checkpoint, out, "tiny", device="cpu", dtype="bfloat16", bounds=BOUNDS, **more)
+    object.__setattr__(spec, "precision", precision)  # a spec refuses it without a device
+    return spec
+
+
+def act_device(patch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
+    patch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    patch.setattr(engine.build.package, "GraphLanePool", LanePool)
+
+
+@pytest.fixture(scope="module", params=["bf16", "fp8"])
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp(request.param)
+    checkpoint = save_tiny(folder / "checkpoint", "norm" if request.param == "fp8" else "bias")
+    compiled, stages = fake_library(folder), list[str]()
+    with pytest.MonkeyPatch.context() as patch:
+        act_device(patch, (9, 0))
+        patch.setattr(
+            engine.build.cuda_package,
+            "compile_kernels",
+            lambda _: (HopperKernels(library.load(compiled)), compiled),
+        )
+        out = build_artifact(make_spec(checkpoint, folder / "out", request.param), stages.append)
+    return Built(checkpoint, out, request.param, stages)
+
+
+@pytest.fixture
+def cpu_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.artifact, "GraphLanePool", LanePool)
+
+
+def test_the_artifact_holds_kernels_and_prepared_weights(built: Built) -> None:
+    manifest = Artifact.open(built.artifact).manifest
+    assert manifest.plan is not None
+    assert {layer["path"] for layer in manifest.plan["layers"]} == {"hopper"}
+    assert manifest.plan["notes"] == []
+    assert library.file_name(manifest.plan["library"]) in manifest.files
+    weights = load_file(built.artifact / "weights.safetensors")
+    narrow = torch.float8_e4m3fn if built.precision == "fp8" else torch.bfloat16
+    assert {weights[f"layers.2.{name}"].dtype for name in ("qkv", "o", "gate_up", "down")} == {narrow}
+    assert not any(name.endswith(("gate_up.weight", "attention_norm.weight")) for name in weights)
+    assert ("calibrating" in built.stages) == (built.precision == "fp8")
+    assert "compiling the kernels" in built.stages
+
+
+def test_parity_with_transformers_was_measured(built: Built) -> None:
+    parity = Artifact.open(built.artifact).manifest.parity
+    assert parity.reference.startswith("transformers")
+    assert parity.mean_abs_error < (0.1 if built.precision == "bf16" else 0.3)
+
+
+@pytest.mark.usefixtures("cpu_lanes")
+def test_a_pipeline_answers_as_transformers_does(built: Built, sample: Any) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(built.checkpoint, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(built.checkpoint)
+    labels = [tokenizer.encode("yes")[0], tokenizer.encode("no")[0]]
+    rows = answer_queries(built.artifact, "cpu", sample, lanes=2)
+
+    for index, query in enumerate(QUERIES):
+        ids = torch.tensor([tokenizer.encode(f"buy {query}")])
+        with torch.inference_mode():
+            scores = model(ids).logits[0, -1, labels].softmax(-1)
+        for row in rows[3 * index : 3 * index + 3]:
+            assert row["scores"]["yes"] == pytest.approx(float(scores[0]), abs=TOLERANCE[built.precision])
+
+
+def test_kernels_that_are_gone_or_others_are_refused(built: Built, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(built.artifact, tmp_path / "copy"))
+    kernels = copy / library.file_name(DIGEST)
+    kernels.write_bytes(kernels.read_bytes() + b"x")
+    with pytest.raises(ArtifactError, match=f"hopper-{DIGEST}.so' is not the one that was built"):
+        Artifact.open(copy)
+    kernels.unlink()
+    with pytest.raises(ArtifactError, match=f"hopper-{DIGEST}.so' is missing"):
+        Artifact.open(copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    del manifest["files"][kernels.name]
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ArtifactError, match=f"no digest of 'hopper-{DIGEST}.so'"):
+        Artifact.open(copy)
+
+
+class StopError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("capability", "more", "note"),
+    [
+        ((9, 0), {"kernels": "portable"}, "hopper kernels: not asked for; every layer"),
+        ((9, 0), {}, "hopper kernels: no nvcc"),
+        ((8, 9), {}, "compute capability is (8, 9)"),
+        ((9, 0), {"scaling": "token"}, "scaled per token"),
+    ],
+)
+def test_what_is_not_served_is_said_at_build(
+    capability: tuple[int, int], more: dict[str, Any], note: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    act_device(monkeypatch, capability)
+    monkeypatch.setenv("NVCC", "/nowhere/nvcc")
+    monkeypatch.setattr(compiler.sysconfig, "get_paths", lambda: {"purelib": "/nowhere"})
+    stages: list[str] = []
+
+    def progress(stage: str) -> None:
+        stages.append(stage)
+        if stage == "exporting":
+            raise StopError
+
+    with pytest.raises(StopError):
+        build_artifact(
+            make_spec(save_tiny(tmp_path / "tiny", "norm"), tmp_path / "out", "fp8", **more), progress
+        )
+    (said,) = [stage for stage in stages if stage.startswith("plan: hopper kernels: ") or note in stage]
+    assert note in said
+
+
+def test_an_nvcc_that_fails_ends_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\n[ $1 = --version ] || { echo too old >&2; exit 1; }\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("NVCC", str(nvcc))
+    with pytest.raises(
+        ArtifactError, match=r"(?s)hopper kernels: nvcc failed on .*too old.*portable kernels"
+    ):
+        compile_kernels(tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("*.so"))

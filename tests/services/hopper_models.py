@@ -1,0 +1,59 @@
+"""Tiny random checkpoints of shapes that the hopper path serves, with a tokenizer; a pipeline over them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tiny_checkpoints import save_checkpoint
+from tiny_models import SPECIALS, qwen_tokenizer
+
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "norm": ("Qwen3ForCausalLM", {"head_dim": 64, "hidden_size": 160, "intermediate_size": 192}),
+    "bias": ("Qwen2ForCausalLM", {"hidden_size": 384, "intermediate_size": 320}),  # six heads of 64, on two
+}
+PIPELINE: dict[str, Any] = {
+    "name": "scores",
+    "bounds": {"samples": 32, "tokens_per_sample": 128, "tokens_per_request": 1024},
+    "nodes": {
+        "prompt": {"kind": "tokenizer", "artifact": "tiny", "template": "buy {query}", "cut": "query"},
+        "labels": {
+            "kind": "prefill", "artifact": "tiny", "inputs": ["prompt"], "head": "label_scores",
+            "labels": {"yes": "yes", "no": "no"},
+        },
+        "answer": {"kind": "encoder", "inputs": ["labels"], "output": "softmax"},
+    },
+}  # fmt: skip
+QUERIES = ["the wireless mouse", "a", "silent click and a long battery " * 5, "laptop"]
+
+
+def save_tiny(folder: Path, kind: str) -> Path:
+    """A checkpoint of KINDS in `folder`. Weights are wide for their widths, so that scores differ."""
+    from transformers import PreTrainedTokenizerFast
+
+    model_class, options = KINDS[kind]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=qwen_tokenizer(append_end=False), pad_token=SPECIALS[0], padding_side="left"
+    )
+    options = options | {"initializer_range": 0.1, "tie_word_embeddings": True}
+    save_checkpoint(folder, model_class, vocab_size=len(tokenizer), **options)
+    tokenizer.save_pretrained(str(folder))
+    return folder
+
+
+def answer_queries(artifact: Path, device: str, sample: Any, lanes: int = 1) -> list[dict[str, Any]]:
+    """Rows of PIPELINE for three samples a query, all queries in one batch."""
+    from engine.pipeline import Answer, ArtifactStore, Pipeline, PipelineConfig
+
+    store = ArtifactStore({"tiny": artifact}, device=device, lanes=lanes, threads=1)
+    try:
+        with Pipeline.open(PipelineConfig.model_validate(PIPELINE), store) as pipeline:
+            batch = [pipeline.prepare([sample(fields={"query": query})] * 3) for query in QUERIES]
+            results = pipeline.submit(batch).result(120)
+    finally:
+        store.close()
+    rows: list[dict[str, Any]] = []
+    for result in results:
+        assert isinstance(result, Answer), result
+        rows.extend(result.rows)
+    return rows
