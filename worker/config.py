@@ -1,7 +1,8 @@
 """The worker's whole configuration: one YAML file, environment variables over it, every error at once.
 
 `BOUNDGEN_KAFKA__BOOTSTRAP_SERVERS=broker:9092` overrides `kafka: {bootstrap_servers: ...}`; lists and maps
-are given as JSON. Relative paths start at the folder of the file. Errors are `key = value: reason` lines.
+are given as JSON, null as null. Relative paths start at the folder of the file. Errors are `key = value: reason`
+lines.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
+from worker.environment import DELIMITER, PREFIX, model_in, shown, strange_variables
 from worker.settings import (
     DeadlineSettings,
     EngineSettings,
@@ -33,15 +35,16 @@ from worker.settings import (
     WatchdogSettings,
 )
 
-PREFIX = "BOUNDGEN_"
-_SECRETS = (("sasl_password",), ("url",))  # never quoted, not even when wrong
-
 
 class WorkerConfig(BaseSettings):
     """Everything that a worker process can be told."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
-        frozen=True, extra="forbid", env_prefix=PREFIX, env_nested_delimiter="__"
+        frozen=True,
+        extra="forbid",
+        env_prefix=PREFIX,
+        env_nested_delimiter=DELIMITER,
+        env_parse_none_str="null",
     )
 
     name: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}", min_length=1)
@@ -89,7 +92,7 @@ class WorkerConfigError(ValueError):
 def read_worker_config(path: Path) -> WorkerConfig:
     """The file's settings under the environment's, checked; WorkerConfigError lists all that is wrong."""
     values = _read_yaml(path)
-    strangers = list(_strange_variables(os.environ))
+    strangers = list(strange_variables(WorkerConfig, os.environ))
     try:
         config = WorkerConfig(**values)
     except ValidationError as error:
@@ -128,14 +131,6 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def _strange_variables(environment: Mapping[str, str]) -> Iterator[str]:
-    """Variables that look like settings and name no section; anything else with our prefix is not ours."""
-    for name, value in environment.items():
-        section = name.removeprefix(PREFIX).partition("__")[0].lower()
-        if name.startswith(PREFIX) and "__" in name and section not in WorkerConfig.model_fields:
-            yield f"{name} = {value!r:.80}: no such section{_suggest(section, WorkerConfig.model_fields)}"
-
-
 def _line(error: ErrorDetails) -> str:
     location, value, reason = error["loc"], error["input"], error["msg"].removeprefix("Value error, ")
     key = ".".join(str(part) for part in location) or "the whole file"
@@ -143,9 +138,8 @@ def _line(error: ErrorDetails) -> str:
         return f"{key}: required and not given"
     if error["type"] == "extra_forbidden":
         reason = f"no such setting{_suggest(str(location[-1]), _known_keys(location[:-1]))}"
-    quoted = location[-1:] not in _SECRETS and not isinstance(value, dict | BaseModel)
-    shown = f" = {value!r:.80}" if quoted else ""
-    return f"{key}{shown}: {reason}"
+    quoted = "" if isinstance(value, dict | BaseModel) else shown(key, value)
+    return f"{key}{quoted}: {reason}"
 
 
 def _known_keys(location: tuple[str | int, ...]) -> Sequence[str]:
@@ -153,17 +147,8 @@ def _known_keys(location: tuple[str | int, ...]) -> Sequence[str]:
     for part in location:
         field = model.model_fields.get(part) if isinstance(part, str) else None
         if field is not None:
-            model = _model_in(field.annotation) or model
+            model = model_in(field.annotation) or model
     return list(model.model_fields)
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for part in getattr(annotation, "__args__", ()):
-        if (found := _model_in(part)) is not None:
-            return found
-    return None
 
 
 def _suggest(word: str, known: Sequence[str] | Mapping[str, object]) -> str:

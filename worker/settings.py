@@ -112,13 +112,18 @@ class ReplySettings(Section):
 
 
 class RedisSettings(Section):
-    """Deadlines that change after sending; url null turns them off."""
+    """Deadlines that change after sending; url null or empty turns them off."""
 
     url: SecretStr | None = SecretStr("redis://localhost:6379/0")
     timeout_ms: Milliseconds = 10
     connect_timeout_ms: Milliseconds = 1_000
     retry_ms: Milliseconds = 1_000
     refresh_ms: Milliseconds = 5_000
+
+    @field_validator("url", mode="before")
+    @classmethod
+    def _empty_is_none(cls, url: object) -> object:
+        return url or None
 
     @field_validator("url")
     @classmethod

@@ -89,7 +89,7 @@ def test_all_mistakes_are_told_at_once_with_key_and_value(
         )
     )
     for line in (
-        "BOUNDGEN_KAFAK__CLIENT_ID = 'x': no such section; did you mean 'kafka'?",
+        "BOUNDGEN_KAFAK__CLIENT_ID = 'x': no such section; did you mean BOUNDGEN_KAFKA__CLIENT_ID?",
         "redis.timeout_ms = 'soon': Input should be a valid integer",
         "kafka.bootstrap_servrs = 'a': no such setting; did you mean 'bootstrap_servers'?",
         "kafka.fetch_max_wait_ms = -3: Input should be greater than 0",
@@ -178,3 +178,10 @@ def test_a_redis_address_that_is_none_is_told_without_its_password(write: Any, u
 def test_redis_addresses(write: Any, url: str) -> None:
     config = read_worker_config(write(f"pipelines: [{{config: p.yaml}}]\nredis: {{url: '{url}'}}"))
     assert config.redis.url == SecretStr(url)
+
+
+@pytest.mark.parametrize("written", ["null", ""])
+def test_a_variable_can_turn_redis_off(write: Any, monkeypatch: pytest.MonkeyPatch, written: str) -> None:
+    monkeypatch.setenv("BOUNDGEN_REDIS__URL", written)
+    config = read_worker_config(write("pipelines: [{config: p.yaml}]\nredis: {url: 'redis://host'}"))
+    assert config.redis.url is None
