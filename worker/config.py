@@ -1,8 +1,8 @@
 """The worker's whole configuration: one YAML file, environment variables over it, every error at once.
 
 `BOUNDGEN_KAFKA__BOOTSTRAP_SERVERS=broker:9092` overrides `kafka: {bootstrap_servers: ...}`; lists and maps
-are given as JSON, null as null. Relative paths start at the folder of the file. Errors are `key = value: reason`
-lines.
+are given as JSON, null as null. Relative paths start at the folder of the file. Errors are `key = value:
+reason` lines.
 """
 
 from __future__ import annotations
