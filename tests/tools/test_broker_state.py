@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.consumer.fetcher import OffsetResetStrategy
 
-from tools.broker_state import Lag, committed_lag, count_partitions, count_records
+from tools.broker_state import Lag, committed_lag, count_partitions, count_records, end_offsets
 from tools.demo.servers import embedded_broker
 from tools.demo.topics import create_topics
 from tools.errors import UserError
@@ -53,14 +55,37 @@ async def test_the_embedded_broker(tmp_path: Path):
         await check(bootstrap, "requests")
 
 
+async def test_the_end_is_not_taken_for_the_beginning(kafka, topics, monkeypatch: pytest.MonkeyPatch):
+    """A consumer that was just told to begin at the beginning, on a broker that is slow."""
+    topic = await topics(partitions=1)
+    await send_batches(kafka, topic, 1, 1, 1)
+    place = TopicPartition(topic, 0)
+    async with AIOKafkaConsumer(bootstrap_servers=kafka, auto_offset_reset="earliest") as reader:
+        ask = reader._fetcher._proc_offset_request
+
+        async def slowly(node: int, asked: dict[str, list[tuple[int, int]]]) -> object:
+            answer = await ask(node, asked)
+            await asyncio.sleep(0.3 if (0, OffsetResetStrategy.EARLIEST) in asked[topic] else 0)
+            return answer
+
+        async def nothing_yet(**bounds: int) -> dict[TopicPartition, object]:
+            return {}
+
+        monkeypatch.setattr(reader._fetcher, "_proc_offset_request", slowly)
+        monkeypatch.setattr(reader, "getmany", nothing_yet)
+        reader.assign([place])
+        await asyncio.sleep(0.1)  # the question about the beginning is on its way
+        assert await end_offsets(reader, [place]) == {place: 3}
+
+
 async def test_creating_twice_is_fine(kafka, topics):
     topic = await topics(partitions=2)
     await create_topics(kafka, {topic: 2})
 
 
-async def test_a_topic_that_the_broker_refuses_is_an_error_of_the_user(kafka):
+async def test_a_topic_that_the_broker_refuses_is_an_error_of_the_user(apache_kafka: str):
     with pytest.raises(UserError, match=r"topic 'not a name' cannot be created: InvalidTopicError"):
-        await create_topics(kafka, {"not a name": 1})
+        await create_topics(apache_kafka, {"not a name": 1})
 
 
 async def test_no_broker_is_an_error_of_the_user(monkeypatch: pytest.MonkeyPatch):
