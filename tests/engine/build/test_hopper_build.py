@@ -23,6 +23,7 @@ from engine.artifact import Artifact
 from engine.build import BuildSpec, build_artifact
 from engine.build.hopper_library import compile_kernels
 from engine.errors import ArtifactError
+from engine.manifest import sealed
 from engine.models.plan import HopperKernels
 from engine.ops.hopper import compiler, library
 from engine.packed import BatchBounds
@@ -130,7 +131,7 @@ def test_kernels_that_are_gone_or_others_are_refused(built: Built, tmp_path: Pat
         Artifact.open(copy)
     manifest = json.loads((copy / "manifest.json").read_text())
     del manifest["files"][kernels.name]
-    (copy / "manifest.json").write_text(json.dumps(manifest))
+    (copy / "manifest.json").write_text(json.dumps(sealed(manifest)))
     with pytest.raises(ArtifactError, match=f"no digest of 'hopper-{DIGEST}.so'"):
         Artifact.open(copy)
 
