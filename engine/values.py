@@ -87,11 +87,13 @@ class SampleBeams:
 @dataclass(frozen=True)
 class Beams:
     """The beams of each sample. `legal` is the version of the legal sequences that bounded all of them;
-    `decode` turns sequences of token ids into texts, for whoever wants texts."""
+    `decode` turns sequences of token ids into texts, for whoever wants texts; `top_n` is the most beams a row
+    that the request asked for."""
 
     samples: tuple[SampleBeams, ...]
     legal: LegalSet | None = None
     decode: Callable[[Sequence[Sequence[int]]], list[str]] | None = None
+    top_n: int | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ Immutable; any thread. Whoever holds one keeps its memory, and nobody else does.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from engine.beam.items import ItemRules, read_items
 from engine.beam.legal import LegalTensors
-from engine.beam.trie import NOWHERE, Trie, TrieError, compile_trie
+from engine.beam.trie import Trie, TrieError, compile_trie
 from engine.errors import ItemFileError
 
 VERSION_DIGITS = 16  # of the digest's: 64 bits tell versions apart
@@ -53,14 +53,9 @@ class ItemSet:
         tensors = (self.tensors.offsets, self.tensors.tokens, self.tensors.children)
         return sum(each.nbytes for each in tensors)
 
-    def item_ids(self, leaf: int) -> list[str | int]:
-        """All items whose sequence ends at this node; none where none does."""
-        place = self.trie.leaf(leaf)
-        if place == NOWHERE:
-            return []
-        start, stop = self.trie.row_offsets[place : place + 2].tolist()
-        found: list[str | int] = self.ids.slice(start, stop - start).to_pylist()
-        return found
+    def item_ids(self, leaves: Sequence[int]) -> list[list[str | int]]:
+        """Of each node all items whose sequence ends there; none where none does."""
+        return [[self.ids[place].as_py() for place in places] for places in self.trie.rows(leaves)]
 
 
 def compile_items(path: Path, rules: ItemRules) -> ItemSet:

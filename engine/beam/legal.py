@@ -6,7 +6,7 @@ made; any thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -38,8 +38,8 @@ class LegalSet(Protocol):
     def tensors(self) -> LegalTensors:
         """On the device of the search."""
 
-    def item_ids(self, leaf: int) -> list[str | int]:
-        """All items whose sequence ends at this node; none where none does."""
+    def item_ids(self, leaves: Sequence[int]) -> list[list[str | int]]:
+        """Of each node all items whose sequence ends there; none where none does."""
 
 
 LegalProvider: TypeAlias = Callable[[], LegalSet]

@@ -9,6 +9,7 @@ functions over numpy arrays; a Trie is never changed, so any thread may read it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -59,11 +60,13 @@ class Trie:
         offsets, tokens = torch.from_numpy(self.offsets), torch.from_numpy(self.tokens)
         return LegalTensors(offsets, tokens, children, self.max_degree)
 
-    def leaf(self, node: int) -> int:
-        """The place of a node among the leaves; NOWHERE for one that is none."""
-        place = int(np.searchsorted(self.leaf_nodes, node))
-        found = place < len(self.leaf_nodes) and self.leaf_nodes[place] == node
-        return place if found else NOWHERE
+    def rows(self, nodes: Sequence[int]) -> list[range]:
+        """Of each node the places in the set's order of the rows that end there; empty where none does."""
+        asked = np.asarray(nodes, np.int32)  # another type would convert all leaves first
+        places = np.minimum(np.searchsorted(self.leaf_nodes, asked), len(self.leaf_nodes) - 1)
+        starts = self.row_offsets[places]
+        stops = np.where(self.leaf_nodes[places] == asked, self.row_offsets[places + 1], starts)
+        return [range(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
 
     def find(self, sequences: NDArray[np.integer]) -> Wide:
         """sequences[n, length], END after a shorter one -> the node of each, or NOWHERE."""

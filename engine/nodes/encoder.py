@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
+from pydantic import Field
+
 from engine.errors import ConfigError
 from engine.graph import Node, NodeContext, Source
+from engine.nodes.beam_rows import BeamRows
 from engine.nodes.rows import (
     LabelMapping,
     MappingOptions,
@@ -24,7 +27,7 @@ from engine.nodes.rows import (
     top_k_rows,
 )
 from engine.options import Options, suggest
-from engine.values import Embeddings, Rows, Scores, TopK
+from engine.values import Beams, Embeddings, Rows, Scores, TopK
 
 Encoding: TypeAlias = Callable[[Any], RowList]
 
@@ -36,8 +39,14 @@ OUTPUTS: Mapping[str, type] = {
     "mapping": Scores,
     "top_k": TopK,
     "embedding": Embeddings,
+    "beams": Beams,
 }
-DEFAULTS: Mapping[type, str] = {Scores: "softmax", TopK: "top_k", Embeddings: "embedding"}
+DEFAULTS: Mapping[type, str] = {
+    Scores: "softmax",
+    TopK: "top_k",
+    Embeddings: "embedding",
+    Beams: "beams",
+}
 PLAIN: Mapping[str, Encoding] = {
     "softmax": softmax_rows,
     "sigmoid": sigmoid_rows,
@@ -48,18 +57,22 @@ PLAIN: Mapping[str, Encoding] = {
 
 
 class EncoderOptions(Options):
-    """output: for all inputs, or by input name; left out, softmax, top_k or embedding as the input needs."""
+    """output: for all inputs, or by input name; left out, softmax, top_k, embedding or beams as the input
+    needs."""
 
     output: str | dict[str, str] | None = None
     mapping: MappingOptions | None = None
     encoding: Literal["list", "f32"] = "list"  # of embeddings
+    top_n: int | None = Field(default=None, ge=1)  # the most beams of a row; a request's own below it counts
+    texts: bool = True  # of beams
+    tokens: bool = False  # of beams: the text of each token, too
 
 
 class Encoder(Node):
-    """Scores, TopK, Embeddings or Rows -> Rows."""
+    """Scores, TopK, Embeddings, Beams or Rows -> Rows."""
 
     Options = EncoderOptions
-    consumes = (Scores, TopK, Embeddings, Rows)
+    consumes = (Scores, TopK, Embeddings, Beams, Rows)
     produces = Rows
     max_inputs = 16
 
@@ -68,6 +81,9 @@ class Encoder(Node):
         for key, given, output in (
             ("mapping", options.mapping is not None, "mapping"),
             ("encoding", options.encoding != "list", "embedding"),
+            ("top_n", options.top_n is not None, "beams"),
+            ("texts", not options.texts, "beams"),
+            ("tokens", options.tokens, "beams"),
         ):
             if given and output not in outputs.values():
                 raise ConfigError(key, getattr(options, key), f"is for output: {output}, which no input has")
@@ -115,6 +131,8 @@ def _outputs(options: EncoderOptions, inputs: Mapping[str, Source]) -> dict[str,
 def _encoding(options: EncoderOptions, output: str, source: Source) -> Encoding:
     if output == "embedding":
         return embedding_rows if options.encoding == "list" else embedding_byte_rows
+    if output == "beams":
+        return BeamRows(options.top_n, options.texts, options.tokens)
     if output != "mapping":
         return PLAIN[output]
     if options.mapping is None:

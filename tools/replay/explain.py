@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.pipeline import ArtifactStore, PipelineConfig
-from engine.values import Embeddings, Rows, Samples, Scores, Tokens, TopK
+from engine.values import Beams, Embeddings, Rows, Samples, Scores, Tokens, TopK
 from schemas.codec import DecodeError, decode_request
 from schemas.messages import Request
 from schemas.plain import quote
+from tools.replay.beam_tree import beam_tree, tree_lines
 from tools.replay.differences import Difference
 from tools.replay.exchanges import Exchange
 from tools.replay.report import describe, plain
@@ -101,13 +102,7 @@ def _by_sample(value: object, tokenizer: Any | None) -> Iterator[Any]:
         case Tokens():
             yield from (_tokens(ids, tokenizer) for ids in value.ids)
         case Scores():
-            logprobs = (value.logits - value.log_norm[:, None]).tolist()
-            for logits, logs, norm in zip(
-                value.logits.tolist(), logprobs, value.log_norm.tolist(), strict=True
-            ):
-                numbers = zip(value.labels, logits, logs, strict=True)
-                labels = {label: {"logit": logit, "logprob": log} for label, logit, log in numbers}
-                yield {"labels": labels, "log_norm": norm}
+            yield from _scores(value)
         case TopK():
             columns = zip(value.token_ids.tolist(), value.texts, value.logprobs.tolist(), strict=True)
             for ids, texts, logs in columns:
@@ -117,12 +112,22 @@ def _by_sample(value: object, tokenizer: Any | None) -> Iterator[Any]:
             for vector in value.vectors:
                 first = vector[:VECTOR_NUMBERS].tolist()
                 yield {"width": len(vector), "norm": float(vector.norm()), "first": first}
+        case Beams():
+            yield from ({"beam_tree": beam_tree(value, sample)} for sample in value.samples)
         case Rows():
             yield from (_printable(row) for row in value.rows)
         case Samples():
             yield from (_sample(each) for each in value.samples)
         case _:
             yield quote(repr(value), 400)  # a node of the user's own
+
+
+def _scores(value: Scores) -> Iterator[dict[str, Any]]:
+    logprobs = (value.logits - value.log_norm[:, None]).tolist()
+    for logits, logs, norm in zip(value.logits.tolist(), logprobs, value.log_norm.tolist(), strict=True):
+        numbers = zip(value.labels, logits, logs, strict=True)
+        labels = {label: {"logit": logit, "logprob": log} for label, logit, log in numbers}
+        yield {"labels": labels, "log_norm": norm}
 
 
 def _tokens(ids: Sequence[int], tokenizer: Any | None) -> dict[str, Any]:
@@ -150,6 +155,8 @@ def _value_lines(value: Any) -> Iterator[str]:
         for label, numbers in value["labels"].items():
             yield f"{label:<12} logit {numbers['logit']:+.6f}  logprob {numbers['logprob']:+.6f}"
         yield f"{'log norm':<12} {value['log_norm']:+.6f}"
+    elif isinstance(value, Mapping) and "beam_tree" in value:
+        yield from tree_lines(value["beam_tree"])
     elif isinstance(value, list):
         yield from (_json(each) for each in value)
     else:

@@ -59,6 +59,19 @@ def written() -> Iterator[Vector]:
         model=MODEL,
     )
     yield reply("ok_again", "a record delivered before: attempt 3", outcome="ok", attempt=3, worker="w-1")
+    beams = [
+        {"token_ids": [9, 4, 7], "text": " red shoes", "score": -1.5, "item_ids": ["sku-1", "sku-7"]},
+        {"token_ids": [9, 2], "text": " red", "score": -2.25, "item_ids": ["sku-3"]},
+    ]
+    yield reply(
+        "ok_beams",
+        "two sequences of a search, the first of them that of two items",
+        outcome="ok",
+        results=[{"id": "sku-1", "beams": beams, "item_version": "0123456789abcdef"}],
+        usage={"samples": 1, "tokens": 12},
+        timing=TIMING,
+        model=MODEL,
+    )
     for outcome, errors in ERRORS.items():
         for code, message, field in errors:
             error = {"code": code, "message": message, **({} if field is None else {"field": field})}

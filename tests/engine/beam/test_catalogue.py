@@ -37,7 +37,7 @@ def generation_of(items: ItemSet) -> int:
     """Checks that tensors, leaves and ids are of one file."""
     (token,) = items.tensors.tokens[: items.tensors.offsets[1]].tolist()
     leaves = items.trie.leaf_nodes.tolist()
-    assert {items.item_ids(leaf)[0].split("-")[0] for leaf in leaves} == {f"g{token}"}  # type: ignore[union-attr]
+    assert {str(ids[0]).split("-")[0] for ids in items.item_ids(leaves)} == {f"g{token}"}
     assert len(leaves) == len(items.tensors.tokens) - 1
     return int(token)
 

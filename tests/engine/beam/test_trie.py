@@ -73,11 +73,8 @@ def check_leaves(
     """Each sequence's leaf has just its rows, in their order."""
     leaves = {seen[tuple(row)]: [i for i, other in enumerate(rows) if other == row] for row in rows}
     assert trie.leaf_nodes.tolist() == sorted(leaves)
-    for node in range(trie.num_nodes):
-        leaf = trie.leaf(node)
-        assert (leaf != NOWHERE) == (node in leaves)
-        if node in leaves:
-            assert order[trie.row_offsets[leaf] : trie.row_offsets[leaf + 1]] == leaves[node]
+    for node, places in enumerate(trie.rows(range(trie.num_nodes))):
+        assert [order[place] for place in places] == leaves.get(node, [])
 
 
 def check_find(trie: Trie, rows: list[list[int]], seen: dict[tuple[int, ...], int]) -> None:
@@ -114,7 +111,9 @@ def test_tokens_of_a_large_vocabulary_that_fill_several_sorted_words() -> None:
     listed = [tuple(row) for row in rows[order].tolist()]
     assert listed == sorted(listed)
     assert [tuple(rows[order[start]].tolist()) for start in trie.row_offsets[:-1]] == sorted(set(listed))
-    assert (trie.leaf_nodes[trie.leaf(int(trie.find(rows[:1])[0]))] == trie.find(rows[:1])).all()
+    assert [
+        rows[order[places[0]]].tolist() for places in trie.rows(trie.find(rows).tolist())
+    ] == rows.tolist()
 
 
 def test_more_nodes_than_int32_numbers_is_an_error_before_anything_is_wrong() -> None:

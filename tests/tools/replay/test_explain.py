@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from engine.pipeline import ArtifactStore, PipelineConfig
-from engine.values import Embeddings, Rows, Scores, Tokens, TopK
+from engine.values import Beams, Embeddings, Rows, SampleBeams, Scores, Tokens, TopK
 from tiny_models import TinyModel
 from tools.replay.explain import Observed, node_values
 
@@ -43,11 +43,19 @@ def test_values_of_every_kind(tiny_causal: TinyModel):
         top=TopK(torch.tensor([[5]]), torch.tensor([[-0.5]]), (("x",),)),
         vectors=Embeddings(torch.ones(1, 16)),
         rows=Rows(({"embedding": b"\0" * 8, "n": [1, (2,)]},)),
+        beams=Beams(
+            (
+                SampleBeams(
+                    ids := torch.tensor([[5]]), torch.tensor([1]), torch.tensor([-0.5]), ids[0] > 0, None
+                ),
+            )
+        ),
         own=object(),
     )
     assert found["scores"][0]["labels"]["a"]["logit"] == 2.0
     assert found["top"] == [[{"token_id": 5, "text": "x", "logprob": -0.5}]]
     assert (found["vectors"][0]["width"], found["vectors"][0]["norm"]) == (16, 4.0)
+    assert found["beams"][0]["beam_tree"][0]["token_id"] == 5
     assert found["rows"] == [{"embedding": "8 bytes", "n": [1, [2]]}]
     assert "object" in found["own"][0]
 
