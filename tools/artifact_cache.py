@@ -1,14 +1,19 @@
 """Artifacts built on demand and kept in the user's cache, for the demo, the benchmarks and the tests.
 
 The key covers all that the compiled result depends on: the source's digest, the code that is exported, torch,
-device and bounds. One process builds, others wait for it; a build that fails leaves nothing behind.
+device and bounds. One process builds, others wait for it; a build that fails leaves nothing behind. After a
+build, artifacts of the same model that nobody used lately are removed but for the newest few; a process that
+has one open keeps what it opened.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
+import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +29,9 @@ from engine.packed import BatchBounds
 from engine.runtime.machine import cpu_features, device_arch
 from tools.model_cache import cache_root
 
+KEPT = 3  # of a model and device, the last used
+UNUSED_S = 2 * 3600.0  # younger than this, someone may be about to open it: a whole test run takes less
+CODE = {".py", ".cpp", ".cu", ".cuh"}
 BUILT_FROM = ("manifest.py", "packed.py", "build", "models", "ops", "runtime/runner.cpp")  # of engine/
 
 
@@ -46,11 +54,14 @@ def cached_artifact(
     Raises what engine.build raises: ArtifactError, ConfigError.
     """
     artifacts = (cache or cache_root()) / "artifacts"
-    target = artifacts / f"{wanted.name}-{wanted.device}-{cache_key(wanted)}"
+    kind = f"{wanted.name}-{wanted.device}"
+    target = artifacts / f"{kind}-{cache_key(wanted)}"
+    artifacts.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):  # a cache that is only read
+        _lock(target).touch()  # says that it is used
     if (target / MANIFEST).is_file():
         return target
-    artifacts.mkdir(parents=True, exist_ok=True)
-    with _locked(artifacts / f".{target.name}.lock", say):
+    with _locked(_lock(target), say):
         if (target / MANIFEST).is_file():
             return target
         building = artifacts / f".building-{target.name}"
@@ -66,7 +77,52 @@ def cached_artifact(
         )
         build_artifact(spec, say)
         building.rename(target)
+    remove_old(artifacts, kind, say)
     return target
+
+
+def remove_old(artifacts: Path, kind: str, say: Callable[[str], None]) -> None:
+    """Remove what is too much of a `kind` ("smollm2-cpu"), and what builds that were killed left of it."""
+    named = re.compile(
+        rf"(?P<scratch>\.+(building-|removed-))?(?P<target>{re.escape(kind)}-[0-9a-f]{{16}})(\..*)?"
+    )
+    found = [(path, match) for path in artifacts.iterdir() if (match := named.fullmatch(path.name))]
+    built = [path for path, match in found if path.name == match["target"]]
+    built.sort(key=_last_use_s, reverse=True)
+    old = [path for path in built[KEPT:] if time.time() - _last_use_s(path) > UNUSED_S]
+    removed = sum(_remove(path, path) for path in old)
+    for path, match in found:
+        if match["scratch"]:
+            _remove(path, artifacts / match["target"])
+    if removed:
+        say(f"{removed} artifacts of {kind} that were not used lately were removed from the cache")
+
+
+def _remove(path: Path, target: Path) -> bool:
+    """Whether `path` was removed; not while a process builds `target`."""
+    with _lock(target).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        gone = target.with_name(f".removed-{path.name}")
+        with contextlib.suppress(FileNotFoundError):  # another process was quicker
+            path.rename(gone)  # at once: nobody may find the half of it
+        shutil.rmtree(gone, ignore_errors=True)
+    return True
+
+
+def _lock(target: Path) -> Path:
+    return target.with_name(f".{target.name}.lock")
+
+
+def _last_use_s(target: Path) -> float:
+    """As time.time: when somebody asked for it, or else when it was made."""
+    times = [0.0]
+    for path in (target, _lock(target)):
+        with contextlib.suppress(FileNotFoundError):
+            times.append(path.stat().st_mtime)
+    return max(times)
 
 
 def cache_key(wanted: Wanted) -> str:
@@ -82,11 +138,7 @@ def cache_key(wanted: Wanted) -> str:
 
 
 def _code_files(path: Path) -> list[Path]:
-    return (
-        [path]
-        if path.is_file()
-        else sorted(each for each in path.rglob("*") if each.suffix in {".py", ".cpp"})
-    )
+    return [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.suffix in CODE)
 
 
 def _model_files(model: Path) -> list[Path]:
@@ -96,7 +148,7 @@ def _model_files(model: Path) -> list[Path]:
 @contextmanager
 def _locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Hold an exclusive lock of this host; it goes with the process, so a crash leaves none behind."""
-    with path.open("w") as file:
+    with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
