@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from engine.prefixes import NOTHING_SAVED, Saved
+
 Observer: TypeAlias = Callable[[str, object], None]
 """Told a node's name and the value it gave for one request; on whatever thread ran the node."""
 
@@ -32,11 +34,13 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Answer:
-    """rows: one map of plain values a sample, without ids. gpu_ms: sum over the model nodes of its batch."""
+    """rows: one map of plain values a sample, without ids. gpu_ms: sum over the model nodes of its batch.
+    saved: tokens of its prompts that prefixes spared the model nodes."""
 
     rows: tuple[dict[str, object], ...]
     model_runs: int
     gpu_ms: float
+    saved: Saved = NOTHING_SAVED
 
 
 @dataclass(frozen=True)

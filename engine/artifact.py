@@ -19,11 +19,14 @@ from transformers import AutoTokenizer
 
 from engine.errors import ArtifactError, ConfigError
 from engine.manifest import FORMAT, PACKAGE, TOKENIZER, WEIGHTS, Manifest, Parity, file_digest, read_manifest
+from engine.models.architecture import Architecture
+from engine.models.decoder import PackedDecoder, no_constant
 from engine.models.plan import Plan
 from engine.models.weights import EMBEDDING, LM_HEAD, SCORE
 from engine.ops.hopper.library import file_name
 from engine.ops.hopper.library import load as load_kernels
 from engine.packed import BatchBounds
+from engine.prefixes import ConstantPrefix
 from engine.runtime.graph_lanes import GraphLanePool
 from engine.runtime.lanes import LanePool
 from engine.runtime.machine import cpu_features, device_arch, torch_release
@@ -100,6 +103,13 @@ class Artifact:
             )
         return self._tokenizer
 
+    def constant_prefix(self, ids: tuple[int, ...]) -> ConstantPrefix:
+        """Keys and values of what prompts start with, by the eager decoder in the weights' own dtype; about
+        the time of one sample. Only for an artifact whose lanes take prefixes."""
+        decoder = PackedDecoder.from_weights(self._architecture, self._weights, max(len(ids), 1))
+        with torch.inference_mode():
+            return ConstantPrefix(ids, decoder.keys_values(torch.tensor(ids, device=self.device)))
+
     def open_lanes(self, lanes: int, threads: int = 1) -> LanePool:
         """`lanes` threads, each with its own runner over the shared weights and `threads` CPU threads."""
         kind = LanePool if self.manifest.plan is None else GraphLanePool
@@ -111,7 +121,19 @@ class Artifact:
             device=self.device,
             lanes=lanes,
             threads=threads,
+            no_constant=self.no_constant,
         )
+
+    @property
+    def _architecture(self) -> Architecture:
+        return Architecture.from_manifest(self.manifest.architecture)
+
+    @property
+    def no_constant(self) -> Tensor | None:
+        """What the package takes for a constant prefix where there is none; None: it takes no prefixes."""
+        if self.manifest.plan is not None:
+            return None
+        return no_constant(self._architecture, getattr(torch, self.manifest.dtype), self.device)
 
 
 def _parse_device(device: str) -> torch.device:

@@ -15,7 +15,8 @@ from threading import Lock
 
 from engine.answers import Answer, Dropped, Failure, Prepared, Result
 from engine.errors import InputError, NodeError
-from engine.graph import Graph, Node, Stage
+from engine.graph import Counted, Graph, Node, Stage
+from engine.prefixes import Saved
 from engine.values import Rows
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ class _RequestState:
         self.prepared = prepared
         self.values = dict(prepared.values)
         self.model_runs = 0
+        self.saved = Saved()
         self.dropped = False
         self.failure: Exception | None = None
 
@@ -114,7 +116,12 @@ class Execution:
         values = node.run([tuple(request.values[source] for source in sources) for request in requests])
         if len(values) != len(requests):
             raise ValueError(f"{len(values)} values for {len(requests)} requests")
-        for request, value in zip(requests, values, strict=True):
+        for request, given in zip(requests, values, strict=True):
+            value = given
+            if isinstance(given, Counted):
+                value = given.value
+                with self._lock:
+                    request.saved += given.saved
             if isinstance(value, Exception):
                 self._fail([request], value)
             elif not isinstance(value, node.produces):
@@ -158,7 +165,7 @@ class Execution:
             rows = request.values[self._graph.sink]
             assert isinstance(rows, Rows)
             if len(rows.rows) == request.prepared.num_samples:
-                return Answer(rows.rows, request.model_runs, self._gpu_s * 1e3)
+                return Answer(rows.rows, request.model_runs, self._gpu_s * 1e3, request.saved)
             request.failure = NodeError(f"{len(rows.rows)} rows for {request.prepared.num_samples} samples")
         return _failure(request.failure, request.model_runs)
 

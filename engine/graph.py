@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from engine.bounds import Bounds
 from engine.errors import ConfigError
 from engine.options import Options, read_options
+from engine.prefixes import Saved
 from engine.store import ArtifactStore
 from engine.topology import Edges, sort_edges
 from engine.values import Rows, Samples
@@ -68,11 +69,20 @@ class NodeContext:
     directory: Path = field(default_factory=Path)  # where relative paths in the settings start
 
 
+@dataclass(frozen=True)
+class Counted:
+    """A value of a node, with the tokens that prefixes spared it."""
+
+    value: object
+    saved: Saved
+
+
 class Node(ABC):
     """One step of a pipeline; loaded once, then run many times.
 
     `run` gets one tuple of input values a request and returns one value a request in the same order; a value
     may instead be an exception (InputError, NodeError): that request alone fails. Raising fails the batch.
+    A model's value may come as Counted.
     PREPARE nodes run on the caller's thread, one request at a time; EXECUTE nodes on a thread of `executor`
     (None: the pipeline's own host threads). Several threads may run a node at once: keep no state in it.
     """

@@ -17,7 +17,7 @@ from engine.errors import ArtifactError
 from engine.models.architecture import Architecture
 from engine.packed import BatchBounds
 
-FORMAT = 2  # raised whenever native.so, the package's inputs or this file change in meaning
+FORMAT = 3  # raised whenever native.so, the package's inputs or this file change in meaning
 MANIFEST = "manifest.json"
 DIGEST = "digest"  # its key
 PACKAGE = "model.pt2"

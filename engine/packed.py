@@ -1,10 +1,11 @@
 """Packed batch: the samples of one or more requests end to end, without padding.
 
-input_ids and positions hold every token of every sample; cu_seqlens says where each sample starts and ends.
-Plain CPU tensors that nobody changes after `pack`; any thread may hold one.
+input_ids and positions hold every token that is computed; cu_seqlens says where each segment starts and ends.
+A segment is a sample, unless samples share a prefix: then that is a segment of its own, computed once
+(engine.prefixes). Plain CPU tensors that nobody changes after `pack`; any thread may hold one.
 
-A compiled package treats sizes 0 and 1 as special, so `pack` adds a one-token sample of its own to a batch of
-one. It comes last, is not counted in num_samples and num_tokens, and LanePool drops its row.
+A compiled package treats sizes 0 and 1 as special, so `pack` adds a one-token segment of its own to a batch
+of one. It comes last, is counted nowhere, and LanePool drops its row and those of prefixes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 MIN_SAMPLES = 2  # the smallest size that torch.export keeps symbolic
 PAD_TOKEN = 0  # any id of any vocabulary: no other sample sees it
+NO_PREFIX = (-1, 0)  # of a segment: no parent, nothing of the constant prefix
 
 
 @dataclass(frozen=True)
@@ -38,33 +40,73 @@ class BatchBounds:
                 f"bounds.tokens_per_sample = {self.tokens_per_sample}: exceeds bounds.tokens = {self.tokens}"
             )
 
+    @property
+    def segments(self) -> int:
+        """The most a batch can have, padding apart: a prefix is at least two samples'."""
+        return self.samples + self.samples // 2
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Tokens that are computed together: a sample, or what of it comes after a prefix, or that prefix.
+
+    position: of its first token in its sample. Before it come `parent`, the place of another segment of the
+    batch that has no parent itself (-1: none), and before that the first `constant` tokens of the batch's
+    constant prefix.
+    """
+
+    ids: Sequence[int]
+    position: int = 0
+    parent: int = -1
+    constant: int = 0
+
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """T tokens of S samples, the padding sample included; num_samples and num_tokens count the real ones."""
+    """T tokens of S segments, the padding segment included: first one a sample, then those that are prefixes.
+
+    num_samples, num_segments and num_tokens count the real ones; num_tokens are those that are computed.
+    """
 
     input_ids: Tensor  # int64[T]
     positions: Tensor  # int64[T], from 0 in each sample
     cu_seqlens: Tensor  # int32[S+1]
     num_samples: int
+    num_segments: int
     num_tokens: int
-    max_seqlen: int
+    max_seqlen: int  # of the whole samples, prefixes included
+    prefixes: Tensor | None = None  # int32[S, 2], each segment's (parent, constant); None: no segment has any
+    constant: Tensor | None = None  # keys and values [L, 2, P, Hkv, D] of the constant prefix, if one is used
 
 
 def pack(samples: Sequence[Sequence[int]]) -> PackedBatch:
     """Token ids of each sample -> one packed batch in the same order; ValueError for none or an empty one."""
-    if not samples:
+    return pack_segments([Segment(sample) for sample in samples], len(samples))
+
+
+def pack_segments(
+    segments: Sequence[Segment], num_samples: int, constant: Tensor | None = None
+) -> PackedBatch:
+    """`num_samples` segments that end a sample each, in order, then the prefixes they name as parents.
+
+    ValueError for no segment or an empty one.
+    """
+    if not segments:
         raise ValueError("samples: none given")
-    lengths = [len(sample) for sample in samples]
+    lengths = [len(segment.ids) for segment in segments]
     if min(lengths) == 0:
         raise ValueError(f"samples[{lengths.index(0)}]: no tokens")
-    num_samples, num_tokens = len(lengths), sum(lengths)
-    padding = max(0, MIN_SAMPLES - num_samples)
-    lengths += [1] * padding
-    input_ids = torch.tensor([*chain.from_iterable(samples), *([PAD_TOKEN] * padding)], dtype=torch.int64)
-    cu_seqlens = torch.zeros(len(lengths) + 1, dtype=torch.int32)
-    length = torch.tensor(lengths, dtype=torch.int64)
+    num_tokens, max_seqlen = sum(lengths), max(each.position + len(each.ids) for each in segments)
+    all_segments = [*segments, *([Segment((PAD_TOKEN,))] * max(0, MIN_SAMPLES - len(segments)))]
+    ids = torch.tensor(list(chain.from_iterable(each.ids for each in all_segments)), dtype=torch.int64)
+    cu_seqlens = torch.zeros(len(all_segments) + 1, dtype=torch.int32)
+    length = torch.tensor([len(each.ids) for each in all_segments], dtype=torch.int64)
     torch.cumsum(length, 0, dtype=torch.int32, out=cu_seqlens[1:])
-    starts = torch.repeat_interleave(cu_seqlens[:-1].long(), length)
-    positions = torch.arange(len(input_ids), dtype=torch.int64) - starts
-    return PackedBatch(input_ids, positions, cu_seqlens, num_samples, num_tokens, max(lengths))
+    first = torch.tensor([each.position for each in all_segments], dtype=torch.int64)
+    shift = torch.repeat_interleave(first - cu_seqlens[:-1], length)
+    positions = torch.arange(len(ids), dtype=torch.int64) + shift
+    before = [(each.parent, each.constant) for each in all_segments]
+    prefixes = torch.tensor(before, dtype=torch.int32) if any(x != NO_PREFIX for x in before) else None
+    return PackedBatch(
+        ids, positions, cu_seqlens, num_samples, len(segments), num_tokens, max_seqlen, prefixes, constant
+    )

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from engine.packed import MIN_SAMPLES, BatchBounds
+from engine.packed import MIN_SAMPLES, NO_PREFIX, BatchBounds
 
 _OPTIONS: dict[str, Any] = {
     "aot_inductor.package_constants_in_so": False,
@@ -24,22 +24,31 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
-def export_decoder(decoder: nn.Module, bounds: BatchBounds, device: torch.device) -> ExportedProgram:
-    """The decoder's graph for 2..bounds samples and tokens, and the padding sample that `pack` may add."""
+def export_decoder(
+    decoder: nn.Module, bounds: BatchBounds, device: torch.device, no_constant: Tensor | None = None
+) -> ExportedProgram:
+    """The decoder's graph for 2..bounds segments and tokens, and the padding segment that `pack` may add.
+
+    With `no_constant` (engine.models.decoder), an example of keys and values, the graph takes prefixes.
+    """
     # torch 2.11 takes the example's sizes for hints: the largest there are.
-    num_samples = max(bounds.samples, MIN_SAMPLES) + 1
-    num_tokens = max(bounds.tokens + 1, num_samples)
-    cu_seqlens = torch.full((num_samples + 1,), num_tokens, dtype=torch.int32, device=device)
-    cu_seqlens[:-1] = torch.arange(num_samples, dtype=torch.int32, device=device)
+    num_segments = max(bounds.segments, MIN_SAMPLES) + 1
+    num_tokens = max(bounds.tokens + 1, num_segments)
+    cu_seqlens = torch.full((num_segments + 1,), num_tokens, dtype=torch.int32, device=device)
+    cu_seqlens[:-1] = torch.arange(num_segments, dtype=torch.int32, device=device)
     tokens = torch.zeros(num_tokens, dtype=torch.int64, device=device)
     token_dim = Dim("tokens", min=MIN_SAMPLES, max=num_tokens)
-    border_dim = Dim("borders", min=MIN_SAMPLES + 1, max=num_samples + 1)
+    border_dim = Dim("borders", min=MIN_SAMPLES + 1, max=num_segments + 1)
+    inputs: list[Tensor] = [tokens, tokens.clone(), cu_seqlens]
+    shapes: list[dict[int, Dim]] = [{0: token_dim}, {0: token_dim}, {0: border_dim}]
+    if no_constant is not None:
+        prefixes = torch.tensor([NO_PREFIX] * num_segments, dtype=torch.int32, device=device)
+        longest = max(bounds.tokens_per_sample, MIN_SAMPLES + 1)
+        inputs += [prefixes, no_constant[:, :, :1].expand(-1, -1, longest, -1, -1).contiguous()]
+        shapes.append({0: Dim("prefixes", min=MIN_SAMPLES, max=num_segments)})
+        shapes.append({2: Dim("constant", min=MIN_SAMPLES, max=longest)})
     with torch.no_grad(), _expected_warnings():
-        return torch.export.export(
-            decoder,
-            (tokens, tokens.clone(), cu_seqlens),
-            dynamic_shapes=({0: token_dim}, {0: token_dim}, {0: border_dim}),
-        )
+        return torch.export.export(decoder, tuple(inputs), dynamic_shapes=tuple(shapes))
 
 
 def compile_package(exported: ExportedProgram, path: Path, *, as_traced: bool = False) -> None:

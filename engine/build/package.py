@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from engine.build.compilation import compile_package, export_decoder
 from engine.build.compiler import CompilerCheck, require_compiler
@@ -37,7 +38,7 @@ from engine.manifest import (
     write_manifest,
 )
 from engine.models.checkpoint import Checkpoint, load_checkpoint
-from engine.models.decoder import PackedDecoder
+from engine.models.decoder import PackedDecoder, no_constant
 from engine.models.plan import Plan
 from engine.models.weights import LM_HEAD, SCORE, convert_weights
 from engine.runtime.graph_lanes import GraphLanePool
@@ -105,7 +106,7 @@ def _write_package(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, progre
     weights = load_file(folder / WEIGHTS, device=spec.device)
     weights = {name: weights[name] for name in checkpoint.weights}
     decoder = PackedDecoder.from_weights(checkpoint.architecture, weights, spec.bounds.tokens_per_sample)
-    exported = export_decoder(decoder, spec.bounds, device)
+    exported = export_decoder(decoder, spec.bounds, device, _no_constant(spec, checkpoint))
     progress("compiling the model")
     compile_package(exported, folder / PACKAGE)
     return None
@@ -120,6 +121,7 @@ def _measure(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, plan: Plan |
         device=torch.device(spec.device),
         lanes=1,
         threads=torch.get_num_threads(),
+        no_constant=_no_constant(spec, checkpoint) if plan is None else None,
     )
     try:
         checkpoint.reference.to(spec.device)
@@ -131,6 +133,10 @@ def _measure(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, plan: Plan |
         )
     finally:
         pool.close()
+
+
+def _no_constant(spec: BuildSpec, checkpoint: Checkpoint) -> Tensor:
+    return no_constant(checkpoint.architecture, spec.torch_dtype, torch.device(spec.device))
 
 
 def _describe(

@@ -6,6 +6,7 @@ Plain frozen values, written into an artifact's manifest; the eager definition i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,12 @@ class Architecture:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # RMSNorm over each head of q and k, before the rotation
+
+    @classmethod
+    def from_manifest(cls, values: dict[str, Any]) -> Architecture:
+        """From plain values, as dataclasses.asdict made them."""
+        rope = values["rope"]
+        return cls(**(values | {"rope": Rope(rope["kind"], tuple(rope["inv_freq"]), rope["scaling"])}))
 
     @property
     def q_width(self) -> int:

@@ -5,6 +5,8 @@ Activations are [T, width] over all tokens of all samples. Formulas and casts fo
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,6 +15,14 @@ from engine.models.architecture import Architecture
 from engine.ops.packed_attention import packed_attention
 
 Rotation = tuple[Tensor, Tensor]  # cos[T, 1, head_dim/2], sin alike
+
+
+@dataclass(frozen=True)
+class Before:
+    """What segments attend to beside themselves, as ops.packed_attention takes it."""
+
+    prefixes: Tensor  # int32[S, 2]
+    constant: tuple[Tensor, Tensor]  # this layer's keys and values, [P, num_kv_heads, head_dim]
 
 
 class RMSNorm(nn.Module):
@@ -57,10 +67,13 @@ class Attention(nn.Module):
         v = v.unflatten(-1, (self.num_kv_heads, self.head_dim))
         return rotate(q, rotation), rotate(k, rotation), v
 
-    def forward(self, x: Tensor, rotation: Rotation, cu_seqlens: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, rotation: Rotation, cu_seqlens: Tensor, before: Before | None = None
+    ) -> Tensor:
         """x[T, hidden_size] -> [T, num_heads * head_dim], before the output projection."""
         q, k, v = self.project(x, rotation)
-        return packed_attention(q, k, v, cu_seqlens, self.max_seqlen).flatten(-2)
+        given = () if before is None else (before.prefixes, before.constant)
+        return packed_attention(q, k, v, cu_seqlens, self.max_seqlen, *given).flatten(-2)
 
 
 class DecoderLayer(nn.Module):
@@ -77,10 +90,15 @@ class DecoderLayer(nn.Module):
         self.down = nn.Linear(a.intermediate_size, a.hidden_size, bias=a.mlp_bias)
 
     def forward(
-        self, x: Tensor, rotation: Rotation, cu_seqlens: Tensor, rows: Tensor | None = None
+        self,
+        x: Tensor,
+        rotation: Rotation,
+        cu_seqlens: Tensor,
+        rows: Tensor | None = None,
+        before: Before | None = None,
     ) -> Tensor:
         """x[T, hidden_size] -> [T, hidden_size], or only `rows` of it: all attend, only they go on."""
-        attended = self.attention(self.attention_norm(x), rotation, cu_seqlens)
+        attended = self.attention(self.attention_norm(x), rotation, cu_seqlens, before)
         if rows is not None:
             attended, x = attended[rows], x[rows]
         return self.after_attention(x, attended)

@@ -7,14 +7,14 @@ infinity fails that request alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import ConfigDict
 from torch import Tensor
 
 from engine.errors import ConfigError, InputError, NodeError
-from engine.graph import Capacity, Model, Node, NodeContext
+from engine.graph import Capacity, Counted, Model, Node, NodeContext
 from engine.heads.embedding import EmbeddingHead
 from engine.heads.head import Head
 from engine.heads.label_scores import LabelScores
@@ -22,7 +22,7 @@ from engine.heads.mlp import MlpHead
 from engine.heads.score import ScoreHead
 from engine.heads.top_k import TopKHead
 from engine.options import Options, read_options, suggest
-from engine.packed import pack
+from engine.prefixes import NOTHING_SAVED, Prefixes, Rules
 from engine.values import Tokens
 
 HEADS: dict[str, type[Head]] = {
@@ -41,6 +41,9 @@ class PrefillOptions(Options):
 
     artifact: str
     head: str
+    prefixes: Literal["auto", "off"] = (
+        "auto"  # compute once what samples share, where it pays (engine.prefixes)
+    )
 
 
 class Prefill(Node):
@@ -64,6 +67,9 @@ class Prefill(Node):
             read_options(head.Options, options.model_extra or {}), opened.artifact, context.directory
         )
         self._lanes.prepare(self._head.compute)
+        self._prefixes = Prefixes()
+        if options.prefixes == "auto" and self._lanes.takes_prefixes:
+            self._prefixes = Prefixes(None, Rules())
         self.produces = head.produces
         self.labels = self._head.labels
         self.executor = opened.lanes.executor
@@ -76,12 +82,14 @@ class Prefill(Node):
         results: list[object] = [self._check(tokens) for (tokens,) in requests]
         good = [index for index, error in enumerate(results) if error is None]
         if good:
-            tokens = [requests[index][0] for index in good]
-            columns = self._lanes.run(pack([ids for each in tokens for ids in each.ids]), self._head.compute)
+            samples = [requests[index][0].ids for index in good]
+            packed, saved = self._prefixes.pack(samples)
+            columns = self._lanes.run(packed, self._head.compute)
             start = 0
-            for index, each in zip(good, tokens, strict=True):
-                stop = start + len(each.ids)
-                results[index] = self._value(tuple(column[start:stop] for column in columns))
+            for index, each, spared in zip(good, samples, saved, strict=True):
+                stop = start + len(each)
+                value = self._value(tuple(column[start:stop] for column in columns))
+                results[index] = Counted(value, spared) if spared != NOTHING_SAVED else value
                 start = stop
         return results
 

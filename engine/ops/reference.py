@@ -6,13 +6,27 @@ import torch
 from torch import Tensor
 
 
-def packed_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Shapes as in ops.packed_attention; one dense mask over all T tokens, in float64."""
+def packed_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    prefixes: Tensor | None = None,
+    constant: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Shapes as in ops.packed_attention; one dense mask over constant rows and all T tokens, in float64."""
     num_tokens, num_heads, head_dim = q.shape
     group = num_heads // k.shape[1]
     token = torch.arange(num_tokens, device=q.device)
-    sample = torch.bucketize(token, cu_seqlens[1:-1].to(token.dtype), right=True)
-    allowed = (sample[:, None] == sample[None, :]) & (token[:, None] >= token[None, :])
+    segment = torch.bucketize(token, cu_seqlens[1:-1].to(token.dtype), right=True)
+    allowed = (segment[:, None] == segment[None, :]) & (token[:, None] >= token[None, :])
+    if prefixes is not None:
+        parent, num_constant = prefixes[segment].unbind(-1)
+        allowed |= parent[:, None] == segment[None, :]
+        if constant is not None:
+            row = torch.arange(len(constant[0]), device=q.device)
+            allowed = torch.cat([row[None, :] < num_constant[:, None], allowed], dim=1)
+            k, v = (torch.cat(both) for both in zip(constant, (k, v), strict=True))
     keys = k.double().repeat_interleave(group, dim=1)
     values = v.double().repeat_interleave(group, dim=1)
     scores = torch.einsum("thd,shd->hts", q.double(), keys) / head_dim**0.5

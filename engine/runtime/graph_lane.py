@@ -45,12 +45,12 @@ class BucketInputs:
 
     def fill(self, packed: PackedBatch) -> None:
         """The real samples; the rest of the bucket is token 0 of no sample."""
-        tokens, samples = packed.num_tokens, packed.num_samples
+        tokens, segments = packed.num_tokens, packed.num_segments
         for ours, theirs in ((self.input_ids, packed.input_ids), (self.positions, packed.positions)):
             ours[:tokens].copy_(theirs[:tokens])
             ours[tokens:].zero_()
-        self.cu_seqlens[: samples + 1].copy_(packed.cu_seqlens[: samples + 1])
-        self.cu_seqlens[samples + 1 :].fill_(tokens)
+        self.cu_seqlens[: segments + 1].copy_(packed.cu_seqlens[: segments + 1])
+        self.cu_seqlens[segments + 1 :].fill_(tokens)
 
 
 @dataclass(frozen=True)

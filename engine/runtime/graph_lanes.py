@@ -54,13 +54,15 @@ class GraphLanePool(LanePool):
         device: torch.device,
         lanes: int,
         threads: int = 1,
+        no_constant: Tensor | None = None,
     ) -> None:
         self._lanes: list[GraphLane] = []
         self._lane_bytes: list[int] = []
         self._launching, self._preparing, self._seconds = Lock(), Lock(), 0.0
         super().__init__(
-            package, weights, bounds, vocab_size=vocab_size, device=device, lanes=lanes, threads=threads
-        )
+            package, weights, bounds, vocab_size=vocab_size, device=device, lanes=lanes, threads=threads,
+            no_constant=no_constant,
+        )  # fmt: skip
 
     def prepare(self, head: Head) -> None:
         """Capture `head` on every lane. Call while no lane has work."""

@@ -17,7 +17,7 @@ from threading import Barrier, BrokenBarrierError, local
 import torch
 from torch import Tensor
 
-from engine.packed import BatchBounds, PackedBatch, pack
+from engine.packed import MIN_SAMPLES, NO_PREFIX, BatchBounds, PackedBatch, pack
 from engine.runtime.native import Runner, open_runner
 
 Head = Callable[[Tensor], tuple[Tensor, ...]]
@@ -43,8 +43,12 @@ class LanePool:
         device: torch.device,
         lanes: int,
         threads: int,
+        no_constant: Tensor | None = None,
     ) -> None:
-        """Opens every runner and runs it once; ValueError for counts below one."""
+        """Opens every runner and runs it once; ValueError for counts below one.
+
+        `no_constant` (engine.models.decoder) is what a package that takes prefixes gets for a batch without.
+        """
         for key, value in (("lanes", lanes), ("threads", threads)):
             if value < 1:
                 raise ValueError(f"{key} = {value!r}: must be at least 1")
@@ -54,6 +58,8 @@ class LanePool:
         )
         self._package, self._weights, self._bounds = package, dict(weights), bounds
         self._vocab_size, self._device, self._threads = vocab_size, device, threads
+        self._no_constant = no_constant
+        self._no_prefixes = torch.tensor([NO_PREFIX] * MIN_SAMPLES, dtype=torch.int32)
         self._mine = local()
         # One task a thread: none ends before all have begun, so that no thread gets two.
         barrier = Barrier(lanes)
@@ -63,6 +69,10 @@ class LanePool:
             self.close()
             # The lanes that waited for the failing one say only that.
             raise min(errors, key=lambda error: isinstance(error, BrokenBarrierError))
+
+    @property
+    def takes_prefixes(self) -> bool:
+        return self._no_constant is not None
 
     def forward(self, packed: PackedBatch) -> Tensor:
         """Normed hidden states of each real sample's last token: float32[num_samples, H], CPU."""
@@ -80,9 +90,9 @@ class LanePool:
         self._check(packed)
         with torch.inference_mode():
             if lane.stream is None:
-                return tuple(map(_widen, head(_hidden(lane.runner, packed, self._device))))
+                return tuple(map(_widen, head(self._hidden(lane.runner, packed))))
             with torch.cuda.stream(lane.stream):
-                results = [_widen(x) for x in head(_hidden(lane.runner, packed, self._device))]
+                results = [_widen(x) for x in head(self._hidden(lane.runner, packed))]
                 copies = tuple(torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in results)
                 for copy, result in zip(copies, results, strict=True):
                     copy.copy_(result, non_blocking=True)
@@ -116,24 +126,27 @@ class LanePool:
             return _Lane(runner, torch.cuda.Stream(self._device) if on_cuda else None)  # type: ignore[no-untyped-call]
 
     def _check(self, packed: PackedBatch) -> None:
-        given = BatchBounds(packed.num_samples, packed.num_tokens, packed.max_seqlen)
-        for key in ("samples", "tokens", "tokens_per_sample"):
-            if getattr(given, key) > getattr(self._bounds, key):
-                raise ValueError(
-                    f"{key} = {getattr(given, key)}: over the artifact's {getattr(self._bounds, key)}"
-                )
+        given = (packed.num_samples, packed.num_tokens, packed.max_seqlen)
+        for key, value in zip(("samples", "tokens", "tokens_per_sample"), given, strict=True):
+            if value > getattr(self._bounds, key):
+                raise ValueError(f"{key} = {value}: over the artifact's {getattr(self._bounds, key)}")
+        if packed.prefixes is not None and not self.takes_prefixes:
+            raise ValueError("prefixes: this artifact's package takes none")
         low, high = (int(x) for x in packed.input_ids.aminmax())
         if low < 0 or high >= self._vocab_size:
             raise ValueError(
                 f"token id {low if low < 0 else high}: not in the vocabulary of {self._vocab_size}"
             )
 
-
-def _hidden(runner: Runner, packed: PackedBatch, device: torch.device) -> Tensor:
-    inputs = [packed.input_ids, packed.positions, packed.cu_seqlens]
-    if device.type == "cuda":
-        inputs = [x.pin_memory().to(device, non_blocking=True) for x in inputs]
-    return runner.run(inputs)[0][: packed.num_samples]
+    def _hidden(self, runner: Runner, packed: PackedBatch) -> Tensor:
+        inputs = [packed.input_ids, packed.positions, packed.cu_seqlens]
+        if self.takes_prefixes:
+            inputs.append(self._no_prefixes if packed.prefixes is None else packed.prefixes)
+        if self._device.type == "cuda":
+            inputs = [x.pin_memory().to(self._device, non_blocking=True) for x in inputs]
+        if self._no_constant is not None:
+            inputs.append(self._no_constant if packed.constant is None else packed.constant)
+        return runner.run(inputs)[0][: packed.num_samples]
 
 
 def _widen(x: Tensor) -> Tensor:

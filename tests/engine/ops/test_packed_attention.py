@@ -1,4 +1,4 @@
-"""boundgen::packed_attention against its oracle: both kernels, odd shapes, no leaks between samples."""
+"""boundgen::packed_attention against its oracle: both kernels, odd shapes, prefixes, no leaks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,21 @@ from engine.ops import packed_attention as op
 from engine.ops import reference
 from engine.runtime.native import load_native
 
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
+Attend = Callable[..., Tensor]
 MAX_SEQLEN = 300
 LENGTHS = ([1, 1], [1], [5, 1, 300, 2], [17] * 40, [300, 300], [64, 65, 63, 1])
 SHAPES = [(9, 3, 64), (4, 4, 24), (8, 1, 7), (2, 2, 128), (6, 2, 1)]  # (query heads, key heads, head width)
+# lengths of segments, and what each attends to before itself: (another segment or -1, rows of the constant)
+NUM_CONSTANT = 21
+PREFIXED: dict[str, tuple[list[int], list[tuple[int, int]]]] = {
+    "none": ([5, 1, 30], [(-1, 0)] * 3),
+    "shared": ([5, 1, 300, 7], [(3, 0), (3, 0), (3, 0), (-1, 0)]),
+    "constant": ([5, 1, 30], [(-1, 21), (-1, 20), (-1, 1)]),
+    "both": ([5, 1, 30, 64, 1], [(3, 21), (3, 21), (4, 9), (-1, 21), (-1, 9)]),
+    "two requests": ([2, 3, 4, 1, 9, 17], [(4, 0), (4, 0), (5, 0), (5, 0), (-1, 0), (-1, 0)]),
+    "some": ([2, 3, 4, 6, 1, 9], [(-1, 0), (4, 0), (-1, 13), (4, 0), (-1, 0), (-1, 0)]),
+    "many": ([7, 30, 1, 12] * 10 + [33], [(40, 5)] * 40 + [(-1, 5)]),
+}
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 
 
@@ -26,9 +37,10 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 def attend(request: pytest.FixtureRequest) -> Attend:
     """The kernel of eager runs, or the one that packages call."""
     if request.param == "python":
-        return op._attend_by_sample
+        return op._attend_by_segment
     load_native(build_native(require_compiler(), default_cache()))
-    return op.packed_attention
+    kernel: Attend = torch.ops.boundgen.packed_attention.default
+    return kernel
 
 
 def batch(
@@ -57,6 +69,63 @@ def test_oracle(attend: Attend, lengths: list[int], shape: tuple[int, int, int],
     assert out.dtype == dtype
     expected = reference.packed_attention(q.float(), k.float(), v.float(), cu_seqlens)
     torch.testing.assert_close(out.float(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def prefixed(
+    case: str, shape: tuple[int, int, int], dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
+    lengths, before = PREFIXED[case]
+    generator = torch.Generator().manual_seed(1)
+    k, v = (torch.randn(NUM_CONSTANT, *shape[1:], generator=generator).to(dtype) for _ in range(2))
+    return *batch(lengths, shape, dtype), torch.tensor(before, dtype=torch.int32), (k, v)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("case", PREFIXED)
+def test_prefixes(attend: Attend, case: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    q, k, v, cu_seqlens, prefixes, constant = prefixed(case, shape, dtype)
+    out = attend(q, k, v, cu_seqlens, MAX_SEQLEN, prefixes, *constant)
+    wide = (q.float(), k.float(), v.float(), cu_seqlens, prefixes, tuple(x.float() for x in constant))
+    expected = reference.packed_attention(*wide)
+    torch.testing.assert_close(out.float(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("case", ["shared", "constant", "both"])
+def test_a_prefix_is_what_comes_before(attend: Attend, case: str) -> None:
+    """Each segment equals the end of the whole sequence: constant rows, parent, itself."""
+    q, k, v, cu_seqlens, prefixes, constant = prefixed(case, (6, 2, 16), torch.float32)
+    out = attend(q, k, v, cu_seqlens, MAX_SEQLEN, prefixes, *constant)
+    borders = cu_seqlens.tolist()
+    for index, (parent, count) in enumerate(prefixes.tolist()):
+        own = slice(borders[index], borders[index + 1])
+        before = slice(borders[parent], borders[parent + 1]) if parent >= 0 else slice(0, 0)
+        keys, values = (
+            torch.cat([c[:count], x[before], x[own]]) for c, x in zip(constant, (k, v), strict=True)
+        )
+        queries = torch.zeros(len(keys), 6, 16)
+        queries[-(own.stop - own.start) :] = q[own]
+        whole = torch.tensor([0, len(keys)], dtype=torch.int32)
+        expected = reference.packed_attention(queries, keys, values, whole)[-(own.stop - own.start) :]
+        torch.testing.assert_close(out[own], expected, atol=2e-6, rtol=2e-6)
+
+
+def test_prefixes_of_another_length_are_none(attend: Attend) -> None:
+    q, k, v, cu_seqlens = batch([5, 7, 4], (4, 2, 16), torch.float32)
+    none = torch.tensor([[-1, 0], [-1, 0]], dtype=torch.int32)
+    constant = (torch.full((2, 2, 16), float("nan")),) * 2
+    out = attend(q, k, v, cu_seqlens, MAX_SEQLEN, none, *constant)
+    assert torch.equal(out, attend(q, k, v, cu_seqlens, MAX_SEQLEN))
+
+
+def test_scores_far_apart_are_joined(attend: Attend) -> None:
+    """A prefix that outweighs everything, or nothing: no infinity on the way."""
+    q, k, v, cu_seqlens, prefixes, constant = prefixed("both", (4, 2, 16), torch.float32)
+    for scale in (60.0, 1e-4):
+        given = (q * scale, k, v, cu_seqlens)
+        out = attend(*given, MAX_SEQLEN, prefixes, *constant)
+        expected = reference.packed_attention(*given, prefixes, constant)
+        torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_oracle_by_hand() -> None:

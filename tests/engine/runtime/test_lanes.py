@@ -88,6 +88,7 @@ def test_lanes_share_one_copy_of_the_weights(tiny_causal: Any) -> None:
         device=torch.device("cpu"),
         lanes=3,
         threads=1,
+        no_constant=opened.no_constant,
     )
     try:
         before = forward(pool, SAMPLES)
