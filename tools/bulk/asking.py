@@ -48,6 +48,12 @@ class Asker:
         self._window = window
         self._options = options
         self._answered_at = time.monotonic()
+        self._heard_at = self._answered_at  # of any reply, or of asking when nothing was under way
+        self._listening = 0
+
+    def silent_s(self) -> float:
+        """How long what is under way has waited for any reply at all; 0 where nothing is under way."""
+        return time.monotonic() - self._heard_at if self._listening else 0.0
 
     async def ask(self, part: int, first_row: int, rows: Sequence[GoodRow], models: set[str]) -> Settled:
         """A result for each row; `models` gets the digests that answered. The caller holds no place of the
@@ -95,6 +101,9 @@ class Asker:
 
     async def _exchange(self, name: str, rows: Sequence[GoodRow]) -> Reply | ClientError:
         samples = [row.sample for row in rows if isinstance(row.sample, Sample)]
+        if not self._listening:
+            self._heard_at = time.monotonic()
+        self._listening += 1
         try:
             pending = await self._client.submit(
                 self._options.pipeline,
@@ -103,11 +112,15 @@ class Asker:
                 id=name,
                 priority=PRIORITY,
             )
-            return await pending.reply()
+            reply = await pending.reply()
+            self._heard_at = time.monotonic()
+            return reply
         except UnknownTopicError as error:
             raise UserError(f"{error}: no worker serves pipeline {self._options.pipeline!r} there") from error
         except ClientError as error:
             return error
+        finally:
+            self._listening -= 1
 
 
 def request_id(run: str, part: int, first_row: int, rows: Sequence[GoodRow]) -> str:

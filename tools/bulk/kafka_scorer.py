@@ -20,6 +20,7 @@ from tools.bulk.asking import Asker, AskOptions
 from tools.bulk.engine_scorer import group_rows
 from tools.bulk.relay import Stop
 from tools.bulk.rows import BulkSample, GoodRow, Part, RowError, RowResult, ScoredPart
+from tools.bulk.silence import SilenceWatch
 from tools.bulk.window import Window
 from tools.bulk.wire_samples import to_wire
 from tools.errors import UserError
@@ -43,7 +44,7 @@ class KafkaScorer:
     def __init__(self, client: Client, options: AskOptions, shape: Shape, stop: Stop) -> None:
         """Called on the loop's thread, the client open."""
         self.window = Window(shape.in_flight)
-        self._asker = Asker(client, self.window, options)
+        self.asker = Asker(client, self.window, options)
         self._shape = shape
         self._stop = stop
         self._loop = asyncio.get_running_loop()
@@ -83,7 +84,7 @@ class KafkaScorer:
 
         async def settle(group: list[GoodRow]) -> None:
             try:
-                found = await self._asker.ask(part.index, part.rows[0].number, group, models)
+                found = await self.asker.ask(part.index, part.rows[0].number, group, models)
                 for row, result in found:
                     results[row.place] = result
             finally:
@@ -106,7 +107,12 @@ class KafkaScorer:
 
 @contextlib.contextmanager
 def kafka_scorer(
-    connection: dict[str, Any], settings: ClientSettings, options: AskOptions, shape: Shape, stop: Stop
+    connection: dict[str, Any],
+    settings: ClientSettings,
+    options: AskOptions,
+    shape: Shape,
+    stop: Stop,
+    watch: SilenceWatch,
 ) -> Iterator[KafkaScorer]:
     """A scorer with its loop's thread and its client; `connection` are Client's arguments. UserError where
     the cluster does not answer."""
@@ -116,8 +122,10 @@ def kafka_scorer(
     async def serve() -> None:
         async with Client(**connection, settings=settings) as client:
             scorer = KafkaScorer(client, options, shape, stop)
+            watching = asyncio.create_task(watch.run(scorer.asker.silent_s))
             opened.set_result(scorer)
             await asyncio.to_thread(leave.wait)
+            watching.cancel()
             await scorer.cancel()
 
     def run() -> None:

@@ -13,6 +13,7 @@ from tools.bulk.engine_scorer import CHARS_A_TOKEN, EngineScorer
 from tools.bulk.kafka_scorer import KafkaScorer, Shape, kafka_scorer
 from tools.bulk.relay import Stop
 from tools.bulk.setup import Job
+from tools.bulk.silence import SilenceWatch
 from tools.bulk.wire_samples import RECORD_BYTES
 from tools.bulk.workspace import digest
 from worker.cluster import connection_options
@@ -69,5 +70,6 @@ def workers_scorer(job: Job, timeout_ms: int, in_flight: int, stop: Stop) -> Ite
         kafka=secured,
     )
     asking = AskOptions(job.pipeline.name, digest(job.identity), timeout_ms, GIVE_UP_S)
-    with kafka_scorer(connection, settings, asking, shape, stop) as scorer:
+    watch = SilenceWatch(options, job.settings.group or f"boundgen.{job.pipeline.name}", topic)
+    with kafka_scorer(connection, settings, asking, shape, stop, watch) as scorer:
         yield scorer

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import pytest
 import yaml
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
@@ -15,6 +17,7 @@ from schemas.client import Client
 from schemas.codec import decode_request, encode_reply
 from schemas.headers import parse_headers
 from schemas.messages import ErrorCode, ErrorInfo, ModelInfo, Outcome, Reply, Request
+from tools.bulk import silence
 from worker_service import Site
 
 ROWS = 400
@@ -132,6 +135,27 @@ async def test_a_request_at_fault_is_taken_apart(desk: Any, sites: Any) -> None:
     assert outcome.summary["errors"] == {"internal": 1, "too_large": 1}
     failed = [row["row"] for row in desk.read("out.jsonl") if row["error"] is not None]
     assert failed == [13, 26]
+
+
+async def test_that_nobody_answers_is_told_until_somebody_does(
+    desk: Any, sites: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(silence, "FIRST_S", 1.0)
+    monkeypatch.setattr(silence, "tell", said.append)
+    desk.write_rows("in.jsonl", range(40))
+    site = await sites(redis_url=None)
+    point(desk, site)
+    bulk = asyncio.create_task(run(desk))
+    await until(lambda: bool(said))
+    async with responder(site, ok):
+        outcome = await bulk
+    assert (outcome.status, outcome.summary["ok"]) == (0, 40)
+    (text,) = said
+    assert re.match(
+        r"no answer for \d+ s: is a worker running\? group boundgen\.numbers is [1-4] records", text
+    )
+    assert text.endswith(f"behind on topic {site.topic}; still waiting")
 
 
 async def test_a_topic_that_does_not_exist_is_said_at_once(desk: Any, sites: Any) -> None:
