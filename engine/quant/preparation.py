@@ -1,0 +1,48 @@
+"""From calibration texts to the matrices of every scheme that is asked for, a layer at a time.
+
+The texts run through the float32 decoder once; what reaches a matrix is used and forgotten, so that the
+second moments of only one matrix are in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from engine.packed import PackedBatch
+from engine.quant.emulation import EmulatedDecoder, Place
+from engine.quant.rows import Matrix, Rows
+from engine.quant.schemes import Scheme, make_matrix, unserved
+
+Shelf = dict[Scheme, dict[Place, Matrix]]
+
+
+def prepare(
+    decoder: EmulatedDecoder, packed: PackedBatch, exact: Tensor | None, schemes: Sequence[Scheme],
+    *, compensated: bool = True, say: Callable[[str], None] = lambda _: None,
+) -> Shelf:  # fmt: skip
+    """`packed`: the calibration texts; `exact` bool[T]: tokens that no 8-bit matrix will see, left out.
+
+    A kind that a scheme does not serve is made in bf16.
+    """
+    shelf: Shelf = {scheme: {} for scheme in schemes}
+    heads = decoder.architecture.num_heads
+    left_out = {scheme: unserved(scheme, decoder.architecture) for scheme in schemes}
+
+    def make(layer: int, kind: str, rows: Rows) -> None:
+        place = (layer, kind)
+        used = rows if exact is None else rows.take(~exact)
+        for scheme in schemes:
+            served: Scheme = "bf16" if kind in left_out[scheme] else scheme
+            shelf[scheme][place] = make_matrix(
+                served, kind, decoder.plain[place].weight, used, heads, compensated=compensated
+            )
+
+    with torch.inference_mode():
+        stream, batch = decoder.begin(packed)
+        for layer in range(decoder.architecture.num_layers):
+            say(f"layer {layer + 1} of {decoder.architecture.num_layers}")
+            stream = decoder.step(layer, stream, batch, {}, make)
+    return shelf

@@ -1,0 +1,101 @@
+"""Orthogonal matrices folded into a decoder's weights, so that no channel of an 8-bit input stands out.
+
+    stream:  x -> x R       embedding E R, readers W diag(norm) R, writers R^T W; all norm weights become one
+    heads:   v -> v Q       rows of v by Q^T, columns of the output projection by Q, a head at a time
+    after the final norm:   hidden = (rows R) unrotate,  unrotate = R^T diag(final norm)
+
+RMSNorm without a bias passes any rotation, for it only knows the row's length; rope and head norms act on q
+and k, which are rotated nowhere. What the package returns, and so every head on top of it with its tied
+embedding or label rows, is that of the plain model. Sums in float64, results in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.models.architecture import Architecture
+from engine.models.weights import EMBEDDING
+
+FINAL_NORM = "norm.weight"
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """`weights`: names of the plain decoder; `unrotate`[H, H] is applied to the last tokens' normed rows."""
+
+    weights: dict[str, Tensor]
+    unrotate: Tensor
+
+
+def hadamard(size: int) -> Tensor:
+    """float32[size, size], symmetric and orthogonal; ValueError unless `size` is a power of two."""
+    if size < 1 or size & (size - 1):
+        raise ValueError(f"size = {size!r}: a Hadamard matrix here needs a power of two")
+    matrix: Tensor = torch.ones(1, 1)
+    while matrix.shape[0] < size:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)], 0)
+    scaled: Tensor = matrix / size**0.5
+    return scaled
+
+
+def random_orthogonal(size: int, seed: int = 0) -> Tensor:
+    """float64[size, size], of any size; the same for the same seed and LAPACK."""
+    generator = torch.Generator().manual_seed(seed)
+    q, r = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))
+    signed: Tensor = q * r.diagonal().sign()
+    return signed
+
+
+def why_not(weights: Mapping[str, Tensor]) -> str | None:
+    """Why no rotation can pass through a decoder with these tensors, or None."""
+    biased = sorted(name for name in weights if name.endswith("norm.bias"))
+    if biased:
+        return f"{biased[0]}: a norm with a bias (or a mean) depends on the channels, which a rotation mixes"
+    return None
+
+
+def rotate(weights: Mapping[str, Tensor], architecture: Architecture, seed: int = 0) -> Rotated:
+    """The same function with a rotated stream and rotated heads; ValueError with the reason of why_not."""
+    if (reason := why_not(weights)) is not None:
+        raise ValueError(reason)
+    a = architecture
+    stream = random_orthogonal(a.hidden_size, seed)
+    head = random_orthogonal(a.head_dim, seed + 1) if a.head_dim & (a.head_dim - 1) else hadamard(a.head_dim)
+    head = head.double()
+    wide = {name: tensor.double() for name, tensor in weights.items()}
+    rotated = {EMBEDDING: wide[EMBEDDING] @ stream}
+    for layer in range(a.num_layers):
+        prefix = f"layers.{layer}."
+        for norm, reader in (("attention_norm", "attention.qkv"), ("mlp_norm", "gate_up")):
+            rotated[f"{prefix}{reader}.weight"] = (
+                wide[f"{prefix}{reader}.weight"] * wide[f"{prefix}{norm}.weight"]
+            ) @ stream
+            rotated[f"{prefix}{norm}.weight"] = torch.ones(a.hidden_size)
+        for writer in ("output", "down"):
+            rotated[f"{prefix}{writer}.weight"] = stream.T @ wide[f"{prefix}{writer}.weight"]
+            if (bias := f"{prefix}{writer}.bias") in wide:
+                rotated[bias] = wide[bias] @ stream
+        _rotate_heads(rotated, prefix, wide, a, head)
+    rotated[FINAL_NORM] = torch.ones(a.hidden_size)
+    kept = {name: tensor for name, tensor in wide.items() if name not in rotated}
+    unrotate = (stream.T * wide[FINAL_NORM]).float()
+    return Rotated({name: tensor.float() for name, tensor in (kept | rotated).items()}, unrotate)
+
+
+def _rotate_heads(
+    rotated: dict[str, Tensor], prefix: str, wide: Mapping[str, Tensor], a: Architecture, head: Tensor
+) -> None:
+    """v's rows and the output projection's columns; v's bias with its rows."""
+    first = a.q_width + a.kv_width
+    qkv = rotated[f"{prefix}attention.qkv.weight"]
+    v = qkv[first:].reshape(a.num_kv_heads, a.head_dim, -1)
+    rotated[f"{prefix}attention.qkv.weight"] = torch.cat([qkv[:first], (head.T @ v).flatten(0, 1)])
+    if (name := f"{prefix}attention.qkv.bias") in wide:
+        bias = wide[name][first:].reshape(a.num_kv_heads, a.head_dim) @ head
+        rotated[name] = torch.cat([wide[name][:first], bias.flatten()])
+    output = rotated[f"{prefix}output.weight"].reshape(-1, a.num_heads, a.head_dim) @ head
+    rotated[f"{prefix}output.weight"] = output.flatten(1)
