@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
+from typing import Any
 
 from engine.artifact import Artifact
 from engine.errors import ConfigError
@@ -64,5 +65,10 @@ def _vocabulary(artifact: Artifact) -> str | None:
     """A digest of which token has which id; None where the checkpoint brought no tokenizer."""
     if not any(Path(name).parts[0] == TOKENIZER for name in artifact.manifest.files):
         return None
-    entries = sorted(artifact.tokenizer.backend_tokenizer.get_vocab().items())
+    return vocabulary_digest(artifact.tokenizer)
+
+
+def vocabulary_digest(tokenizer: Any) -> str:
+    """Of transformers' fast tokenizer: which token has which id."""
+    entries = sorted(tokenizer.backend_tokenizer.get_vocab().items())
     return hashlib.sha256(repr(entries).encode()).hexdigest()

@@ -16,13 +16,17 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
-from engine.errors import ArtifactError, ConfigError, InputError
+from engine.errors import ArtifactError, ConfigError, InputError, ItemFileError
 from tools.errors import UserError
 
-USER_ERRORS = (UserError, ConfigError, ArtifactError, InputError, ValidationError)
+USER_ERRORS = (UserError, ConfigError, ArtifactError, InputError, ItemFileError, ValidationError)
 
 COMMANDS = {
     "build": ("tools.commands.build", "Compile a model into an artifact that workers load."),
+    "items": (
+        "tools.commands.items",
+        "Compile the items of a beam search, so that workers load them at once.",
+    ),
     "worker": ("tools.commands.worker", "Serve pipelines from Kafka until told to stop."),
     "bulk": ("tools.commands.bulk", "Score every row of a JSONL or Parquet file; a kill costs one part."),
     "redrive": ("tools.commands.redrive", "Dead letters back to their topics; a dry run unless told."),
