@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator
 
 from engine.errors import ArtifactError
+from engine.mistakes import in_words
 from engine.models.architecture import Architecture
 from engine.packed import BatchBounds
 
@@ -85,7 +86,7 @@ class Manifest(_Frozen):
             made = _ARCHITECTURE.validate_python(values)
         except ValidationError as error:
             first = error.errors()[0]
-            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {in_words(first)}") from None
         for key, value in vars(made).items():
             if isinstance(value, int) and not isinstance(value, bool) and value < 1:
                 raise ValueError(f"{key} = {value}: must be at least 1")
@@ -138,7 +139,7 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
         return Manifest.model_validate(values), hashlib.sha256(raw).hexdigest()
     except ValidationError as error:
         first = error.errors()[0]
-        where, reason = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        where, reason = ".".join(map(str, first["loc"])), in_words(first)
         raise ArtifactError(f"{path}: {where} = {first['input']!r:.80}: {reason}; {mend}") from error
 
 

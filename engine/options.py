@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from engine.errors import ConfigError
+from engine.mistakes import in_words
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -48,9 +49,9 @@ def _first_mistake(error: ValidationError, model: type[BaseModel], data: Mapping
     if detail["type"] == "extra_forbidden":
         reason = "unknown setting; " + suggest(str(detail["loc"][-1]), _keys_beside(detail["loc"], model))
     elif detail["type"] == "missing":
-        value, reason = None, "required"
+        value, reason = None, in_words(detail)
     else:
-        reason = str(detail.get("ctx", {}).get("error", "")) or detail["msg"]
+        reason = in_words(detail)
     if len(details) > 1:
         reason += f" (and {len(details) - 1} more)"
     return ConfigError(key, value, reason)

@@ -50,8 +50,10 @@ def read_pipeline(path: Path) -> PipelineConfig:
     try:
         # The C loader cannot be taught our two rules; these files are small.
         data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("pipeline", str(path), f"cannot be read: {error}") from None
+    except OSError as error:
+        raise ConfigError("pipeline", str(path), f"cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError("pipeline", str(path), f"is not UTF-8 text: {error}") from None
     except yaml.YAMLError as error:
         raise ConfigError("pipeline", str(path), f"is not YAML: {error}") from None
     if not isinstance(data, dict):

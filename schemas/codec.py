@@ -225,9 +225,16 @@ def describe(error: ValidationError) -> tuple[str | None, str]:
         keys.pop()
         texts = [each["msg"] for each in errors if list(each["loc"][:-1]) == keys]
     text = " or ".join(each.removeprefix("Input ") for each in texts).replace(" or should be ", " or ")
+    for python, wire in _WIRE_WORDS:
+        text = text.replace(python, wire)
     return dotted(keys), f"{text}, got {quote(first['input'])}"
 
 
+_WIRE_WORDS = (  # a producer in another language has no tuples
+    ("a valid tuple", "an array"),
+    ("a valid dictionary or instance of Sample", "a map"),
+    ("a valid dictionary", "a map"),
+)
 _BRANCHES = frozenset(
     {"constrained-str", "constrained-int", "constrained-float", "str", "int", "float", "bool"}
 )

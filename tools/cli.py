@@ -17,6 +17,7 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from engine.errors import ArtifactError, ConfigError, InputError, ItemFileError
+from engine.mistakes import in_words
 from tools.errors import UserError
 
 USER_ERRORS = (UserError, ConfigError, ArtifactError, InputError, ItemFileError, ValidationError)
@@ -118,7 +119,7 @@ def report(error: Exception) -> NoReturn:
 def explain(error: ValidationError) -> str:
     """Each wrong value with its key, what was written there and why that cannot be."""
     lines = [
-        f"{'.'.join(map(str, each['loc'])) or error.title} = {each['input']!r}: {each['msg']}"
+        f"{'.'.join(map(str, each['loc'])) or error.title} = {each['input']!r}: {in_words(each)}"
         for each in error.errors(include_url=False)
     ]
     return "\n".join(lines)

@@ -7,5 +7,11 @@ recognised by tools.cli, so that nobody has to translate them.
 from __future__ import annotations
 
 
+def told(error: OSError) -> str:
+    """What the system says and of which file, without numbers and Python's words."""
+    where = f"{error.filename}: " if error.filename is not None else ""
+    return f"{where}{error.strerror or error}"
+
+
 class UserError(RuntimeError):
     """Something the person at the terminal can mend; the text says what and how."""

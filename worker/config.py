@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
+from engine.mistakes import in_words
 from worker.environment import DELIMITER, PREFIX, model_in, shown, strange_variables
 from worker.settings import (
     DeadlineSettings,
@@ -82,10 +83,11 @@ class WorkerConfig(BaseSettings):
 
 
 class WorkerConfigError(ValueError):
-    """A configuration that cannot work; `problems` holds one `key = value: reason` line for each error."""
+    """A configuration that cannot work; `problems` holds a `key = value: reason` line for each error."""
 
     def __init__(self, source: Path, problems: Sequence[str]) -> None:
-        super().__init__("\n".join([f"{source}: {len(problems)} error(s)", *problems]))
+        lines = [f"{source}: {len(problems)} errors", *problems]
+        super().__init__("\n".join(lines) if len(problems) > 1 else f"{source}: {problems[0]}")
         self.problems = tuple(problems)
 
 
@@ -122,8 +124,12 @@ class _UniqueKeys(yaml.SafeLoader):
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise WorkerConfigError(path, [" ".join(str(error).split())]) from None
+    except OSError as error:
+        raise WorkerConfigError(path, [f"cannot be read: {error.strerror}"]) from None
+    except UnicodeDecodeError as error:
+        raise WorkerConfigError(path, [f"is not UTF-8 text: {error}"]) from None
+    except yaml.YAMLError as error:
+        raise WorkerConfigError(path, [f"is not YAML: {' '.join(str(error).split())}"]) from None
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
@@ -132,7 +138,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _line(error: ErrorDetails) -> str:
-    location, value, reason = error["loc"], error["input"], error["msg"].removeprefix("Value error, ")
+    location, value, reason = error["loc"], error["input"], in_words(error)
     key = ".".join(str(part) for part in location) or "the whole file"
     if error["type"] == "missing":
         return f"{key}: required and not given"

@@ -94,7 +94,7 @@ def test_truncated_manifest(copy: Path) -> None:
         ({"dtype": "int3"}, "dtype = 'int3'"),
         ({"surprise": 1}, "surprise = 1"),
         ({"bounds": {"samples": 0, "tokens": 8, "tokens_per_sample": 8}}, "bounds.*samples = 0"),
-        ({"architecture": {}}, "architecture = {}: vocab_size: Field required"),
+        ({"architecture": {}}, "architecture = {}: vocab_size: required"),
         ({"files": {}}, "files: the manifest has no digest of 'model.pt2'"),
         ({"files": {"../../etc/passwd": "0"}}, "files = .*outside the artifact"),
         (
@@ -118,7 +118,7 @@ def test_misfit(change: Callable[..., Path], values: dict[str, Any], message: st
     ("key", "value", "said"),
     [
         ("num_layers", 0, "num_layers = 0: must be at least 1"),
-        ("hidden_size", "", "hidden_size: Input should be a valid integer"),
+        ("hidden_size", "", "hidden_size: must be a whole number"),
         (
             "rope",
             {"kind": "default", "inv_freq": [], "scaling": 1.0},

@@ -35,8 +35,8 @@ class Outer(Options):
         ({"zzz": 1}, "zzz = 1: unknown setting; known: 'name', 'inner', 'sizes'"),
         ({"inner": {"dept": 1}}, "inner.dept = 1: unknown setting; did you mean 'depth'? (and 1 more)"),
         ({"inner": {}}, "inner.depth = None: required"),
-        ({"inner": {"depth": 0}}, "inner.depth = 0: Input should be greater than or equal to 1"),
-        ({"sizes": [1, "2"]}, "sizes.1 = '2': Input should be a valid integer"),
+        ({"inner": {"depth": 0}}, "inner.depth = 0: must be greater than or equal to 1"),
+        ({"sizes": [1, "2"]}, "sizes.1 = '2': must be a whole number"),
         ({"name": "a b"}, "name = 'a b': has a blank"),
     ],
 )

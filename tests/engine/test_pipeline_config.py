@@ -86,5 +86,5 @@ def test_a_missing_file(tmp_path: Path) -> None:
 def test_bytes_that_are_not_text(tmp_path: Path) -> None:
     path = tmp_path / "pipeline.yaml"
     path.write_bytes(b"name: \xff")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
         read_pipeline(path)

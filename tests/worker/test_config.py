@@ -90,14 +90,14 @@ def test_all_mistakes_are_told_at_once_with_key_and_value(
     )
     for line in (
         "BOUNDGEN_KAFAK__CLIENT_ID = 'x': no such section; did you mean BOUNDGEN_KAFKA__CLIENT_ID?",
-        "redis.timeout_ms = 'soon': Input should be a valid integer",
+        "redis.timeout_ms = 'soon': must be a whole number",
         "kafka.bootstrap_servrs = 'a': no such setting; did you mean 'bootstrap_servers'?",
-        "kafka.fetch_max_wait_ms = -3: Input should be greater than 0",
+        "kafka.fetch_max_wait_ms = -3: must be greater than 0",
         "queue = 5: ",
         "replys: no such setting; did you mean 'replies'?",
         "pipelines.0.topik = 't': no such setting; did you mean 'topic'?",
         "pipelines.1.topic = 'a b': ",
-        "8 error(s)",
+        "8 errors",
     ):
         assert line in text
 
@@ -105,7 +105,10 @@ def test_all_mistakes_are_told_at_once_with_key_and_value(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "pipelines: required and not given"),
+        ("", "worker.yaml: pipelines: required and not given"),
+        ("pipelines: 5", "pipelines = 5: must be a list"),
+        ("pipelines: [p.yaml]", "pipelines.0 = 'p.yaml': must be a map"),
+        ("kafka: {a: 1", "is not YAML: "),
         ("pipelines: []", "pipelines = []: a worker needs at least one pipeline"),
         ("- a\n- b", "['a', 'b']: the file must be a map of sections"),
         ("kafka: {a: 1", "worker.yaml"),
@@ -137,7 +140,8 @@ def test_a_variable_that_is_no_json_is_named(write: Any, monkeypatch: pytest.Mon
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    assert "No such file" in problems(tmp_path / "none.yaml")
+    path = tmp_path / "none.yaml"
+    assert problems(path) == f"{path}: cannot be read: No such file or directory"
 
 
 def test_sections_are_frozen() -> None:

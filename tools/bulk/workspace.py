@@ -43,6 +43,7 @@ class Workspace:
         """`output` is resolved, so that every name of one file leads to one workspace."""
         self.folder = output.with_name(f"{output.name}.bulk")
         self.records: list[PartRecord] = []
+        self.redone: str | None = None  # what an earlier run had done and this one does again, and why
         self._journal = self.folder / JOURNAL
         self._lock: int | None = None
 
@@ -75,6 +76,8 @@ class Workspace:
             may_begin()
             self.records = []
         else:
+            if not found:
+                raise UserError(f"{self._journal} is damaged; throw the unfinished run away: --restart")
             differing = [key for key in settings if found.get(key) != settings[key]]
             if differing:
                 raise UserError(
@@ -137,7 +140,13 @@ class Workspace:
         """A file that is gone or has another size, as after a power cut, and all behind it are done again."""
         for index, record in enumerate(self.records):
             path = self.path(record.file)
-            if not path.is_file() or path.stat().st_size != record.num_bytes:
+            size = path.stat().st_size if path.is_file() else None
+            if size != record.num_bytes:
+                found = "is missing" if size is None else f"has {size:,} bytes, not {record.num_bytes:,}"
+                rows = sum(each.num_rows for each in self.records[index:])
+                self.redone = (
+                    f"{path} {found}: its rows and those after it, {rows:,} in all, are scored again"
+                )
                 self.records = self.records[:index]
                 return
 

@@ -99,7 +99,9 @@ class CaptureReader:
         try:
             with self.path.open("rb") as file:
                 yield from self._read(file)
-        except (OSError, CaptureError) as error:
+        except OSError as error:
+            raise UserError(f"{self.path}: not a capture that can be read: {error.strerror}") from error
+        except CaptureError as error:
             raise UserError(f"{self.path}: not a capture that can be read: {error}") from error
 
     def record_at(self, place: int) -> Captured:

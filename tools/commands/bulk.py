@@ -22,7 +22,7 @@ from tools.bulk.run import Scorer, Tally
 from tools.bulk.scorers import engine_scorer, workers_scorer
 from tools.bulk.setup import Asked, Job, open_workspace, prepare_job, run_job
 from tools.bulk.workspace import Workspace
-from tools.errors import UserError
+from tools.errors import UserError, told
 from tools.steps import Steps
 
 app = typer.Typer(rich_markup_mode="rich")
@@ -115,13 +115,15 @@ def bulk(
         tell_stopped(workspace)
         raise typer.Exit(1) from None
     except OSError as error:
-        raise UserError(f"{error}. The same command goes on from what is done") from error
+        raise UserError(f"{told(error)}. The same command goes on from what is done") from error
     report(tally, job, as_json)
 
 
 def score(job: Job, asked: Asked, workspace: Workspace, stop: Stop) -> Tally:
     """The run itself, over a workspace that is locked."""
     open_workspace(workspace, job, asked)
+    if workspace.redone is not None:
+        talk().print(workspace.redone)
     with ExitStack() as stack:
         with Steps() as say:  # ends here: a terminal shows one moving line at a time
             scorer = stack.enter_context(open_scorer(job, asked, stop, say))

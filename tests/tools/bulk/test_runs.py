@@ -78,6 +78,24 @@ def test_a_run_goes_on_only_with_what_it_began_with(desk: Any) -> None:
     assert outcome.summary["rows_of_earlier_runs"] == 0
 
 
+def test_what_is_damaged_is_told(desk: Any) -> None:
+    process = started(desk)
+    process.kill()
+    process.join()
+    journal = desk.path("out.jsonl.bulk") / "journal.jsonl"
+    whole = journal.read_bytes()
+    journal.write_text("{nonsense\n")
+    outcome = desk.bulk("in.jsonl", "out.jsonl", "--part-rows", "64")
+    assert outcome.status == 2
+    assert f"{journal} is damaged; throw the unfinished run away: --restart" in outcome.told
+    journal.write_bytes(whole)
+    part = journal.with_name("part-000000.jsonl")
+    part.unlink()
+    outcome = desk.bulk("in.jsonl", "out.jsonl", "--part-rows", "64")
+    assert (outcome.status, outcome.summary["rows_of_earlier_runs"]) == (0, 0)
+    assert f"{part} is missing: its rows and those after it, " in outcome.told
+
+
 def test_an_output_that_exists_is_replaced_only_when_told_to(desk: Any) -> None:
     desk.write_rows("in.jsonl", range(3))
     desk.path("out.jsonl").write_text("mine")
@@ -190,11 +208,14 @@ def test_a_journal_is_believed_as_far_as_its_files_are_whole(tmp_path: Any) -> N
     with Workspace(output) as workspace:
         workspace.open({"run": 1}, restart=False, may_begin=lambda: None)
         assert workspace.rows_done == 12
+        assert workspace.redone is None
         assert not workspace.path("3").exists()
     (tmp_path / "out.jsonl.bulk" / "1").write_text("cut")
     with Workspace(output) as workspace:
         workspace.open({"run": 1}, restart=False, may_begin=lambda: None)
         assert workspace.rows_done == 4
+        assert workspace.redone is not None
+        assert "1 has 3 bytes, not 5: its rows and those after it, 8 in all, are scored" in workspace.redone
         assert not workspace.path("2").exists()
         with pytest.raises(UserError, match="unfinished run with other run;"):
             workspace.open({"run": 2}, restart=False, may_begin=lambda: None)
