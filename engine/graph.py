@@ -6,6 +6,7 @@ validated cannot fail for its shape while serving. engine/nodes/README.md shows 
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -21,6 +22,8 @@ from engine.prefixes import Saved
 from engine.store import ArtifactStore
 from engine.topology import Edges, sort_edges
 from engine.values import Rows, Samples
+
+logger = logging.getLogger(__name__)
 
 REQUEST = "request"  # the reserved input: the request's own samples
 
@@ -137,13 +140,40 @@ class Graph:
 def load_graph(
     specs: Mapping[str, NodeSpec], context: Callable[[str, Mapping[str, Source]], NodeContext]
 ) -> Graph:
-    """Check the shape, then make every node after its inputs; ConfigError names nodes.<name>.<key>."""
+    """Check the shape, then make every node after its inputs; ConfigError names nodes.<name>.<key>.
+
+    Where that fails, whatever was made is closed again.
+    """
     edges = {name: spec.inputs for name, spec in specs.items()}
     order = sort_edges(edges, REQUEST)
     for name in order:
         _check_node(name, specs)
-    sources: dict[str, Source] = {REQUEST: Source(Samples)}
     nodes: dict[str, Node] = {}
+    try:
+        _make_nodes(order, specs, context, nodes)
+        return Graph(nodes, edges, _find_sink(nodes, edges))
+    except BaseException:
+        close_nodes(nodes)
+        raise
+
+
+def close_nodes(nodes: Mapping[str, Node]) -> None:
+    """Close each, whatever another one's close raises."""
+    for name, node in nodes.items():
+        try:
+            node.close()
+        except Exception:
+            logger.exception("node %r did not close", name)
+
+
+def _make_nodes(
+    order: Sequence[str],
+    specs: Mapping[str, NodeSpec],
+    context: Callable[[str, Mapping[str, Source]], NodeContext],
+    nodes: dict[str, Node],
+) -> None:
+    """Adds to `nodes` as they are made."""
+    sources: dict[str, Source] = {REQUEST: Source(Samples)}
     for name in order:
         spec = specs[name]
         inputs = {source: sources[source] for source in spec.inputs}
@@ -158,7 +188,6 @@ def load_graph(
         if not hasattr(nodes[name], "produces"):
             raise ConfigError(f"nodes.{name}", spec.node_class.__name__, "does not say what it produces")
         sources[name] = Source(nodes[name].produces, nodes[name].labels, nodes[name].vocabulary)
-    return Graph(nodes, edges, _find_sink(nodes, edges))
 
 
 def _check_node(name: str, specs: Mapping[str, NodeSpec]) -> None:

@@ -18,7 +18,18 @@ from engine.answers import Answer, Dropped, Failure, Observer, Prepared, Result
 from engine.bounds import Bounds
 from engine.errors import ConfigError, InputError, NodeError
 from engine.execution import Execution
-from engine.graph import REQUEST, Capacity, Graph, Model, NodeContext, NodeSpec, Source, Stage, load_graph
+from engine.graph import (
+    REQUEST,
+    Capacity,
+    Graph,
+    Model,
+    NodeContext,
+    NodeSpec,
+    Source,
+    Stage,
+    close_nodes,
+    load_graph,
+)
 from engine.nodes.registry import find_kind
 from engine.pipeline_config import PipelineConfig, read_pipeline
 from engine.store import ArtifactStore
@@ -69,9 +80,14 @@ class Pipeline:
             return NodeContext(name, config.bounds, inputs, artifacts, directory)
 
         try:
-            return cls(config, load_graph(_specs(config), context), host_threads)
+            graph = load_graph(_specs(config), context)
         except ConfigError as error:
             raise error.under("", config.file) from error
+        try:
+            return cls(config, graph, host_threads)
+        except BaseException:
+            close_nodes(graph.nodes)
+            raise
 
     def prepare(self, samples: Sequence[Sample], observe: Observer | None = None) -> Prepared:
         """Run the PREPARE nodes on one request. InputError: the request's fault; NodeError: a node's.
@@ -123,8 +139,7 @@ class Pipeline:
         for execution in running:
             execution.abandon("the pipeline closed")
         self._host.shutdown(wait=False, cancel_futures=True)
-        for node in self._graph.nodes.values():
-            node.close()
+        close_nodes(self._graph.nodes)
 
     def __enter__(self) -> Self:
         return self

@@ -120,7 +120,7 @@ def test_nodes_are_made_in_order_and_know_their_inputs() -> None:
         ({"prompt": spec(Tokenize, "prompt")}, "nodes.prompt.inputs", "a cycle: prompt reads prompt"),
         ({"intent": spec(Score, "prompt", label=["x"])}, "nodes.intent.label", "did you mean 'labels'"),
         ({"intent": spec(Score, "prompt", labels="x")}, "nodes.intent.labels", "list"),
-        ({"intent": spec(Score, "prompt", normalize="yes")}, "nodes.intent.normalize", "boolean"),
+        ({"intent": spec(Score, "prompt", normalize="yes")}, "nodes.intent.normalize", "true or false"),
         ({"intent": spec(Score, "prompt", labels=["bad"])}, "nodes.intent.labels", "is bad"),
         ({"intent": spec(Score, "prompt", labels=["huge"])}, "bounds.samples", "too much"),
     ],

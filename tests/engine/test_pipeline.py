@@ -34,6 +34,26 @@ class Words(Node):
         ]
 
 
+class Held(Words):
+    """Holds something that must be closed."""
+
+    closed: ClassVar[list[str]] = []
+
+    def __init__(self, options: Any, context: NodeContext) -> None:
+        self.name = context.name
+
+    def close(self) -> None:
+        self.closed.append(self.name)
+        raise OSError("an error here hides no other, and leaves no other node open")
+
+
+class Broken(Words):
+    """Fails at open, in its own way."""
+
+    def __init__(self, options: Any, context: NodeContext) -> None:
+        raise ZeroDivisionError
+
+
 class Total(Node):
     """A model: its only label's logit is the sum of the sample's token ids. Knows some bad ids."""
 
@@ -315,6 +335,20 @@ def test_close_is_bounded_and_fails_what_hangs(no_artifacts: ArtifactStore, samp
     (failed,) = future.result(timeout=0)
     assert failed == Failure("the pipeline closed", "internal", None, 1)
     Total.barriers["never"].abort()
+
+
+def test_an_open_that_fails_closes_the_nodes_that_were_made(no_artifacts: ArtifactStore) -> None:
+    held = {"kind": f"{ME}:Held"}
+    late_mistakes: dict[str, dict[str, Any]] = {
+        "a later node's options": {"total": {"kind": f"{ME}:Total", "inputs": ["held"], "surprise": 1}},
+        "no sink": {},
+        "an error that is no ConfigError": {"broken": {"kind": f"{ME}:Broken", "inputs": ["held"]}},
+    }
+    for name, nodes in late_mistakes.items():
+        Held.closed.clear()
+        with pytest.raises((ConfigError, ZeroDivisionError)):
+            Pipeline.open(config(held=held, other=held, **nodes), no_artifacts)
+        assert sorted(Held.closed) == ["held", "other"], name
 
 
 def test_errors_at_open_name_the_node(no_artifacts: ArtifactStore) -> None:
