@@ -17,7 +17,7 @@ from schemas.messages import ErrorCode, Outcome
 from worker.logs import Throttle
 from worker.metrics import PipelineMetrics
 from worker.offsets import OffsetTracker
-from worker.publisher import Publisher, RefusedError, UnreachableError
+from worker.publisher import Publisher, RefusedError, TooLateError, UnreachableError
 from worker.records import Verdict, Work
 from worker.replies import Outgoing, ReplyWriter
 from worker.verdicts import refusal
@@ -39,7 +39,8 @@ class Bookkeeping:
 
 
 class Delivery:
-    """Settles works. `last_settled_s` (time.monotonic) is for the watchdog."""
+    """Settles works. `overdue`: the verdict that replaces an answer whose publishing had to be tried again.
+    `last_settled_s` (time.monotonic) is for the watchdog."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class Delivery:
         writer: ReplyWriter,
         books: Bookkeeping,
         max_reply_bytes: int,
+        overdue: Callable[[Work], Verdict | None],
         on_unreachable: Callable[[str], None],
     ) -> None:
         self._publisher = publisher
@@ -56,6 +58,7 @@ class Delivery:
         self._busy = books.busy
         self._metrics = books.metrics
         self._max_reply_bytes = max_reply_bytes
+        self._overdue = overdue
         self._on_unreachable = on_unreachable
         self._throttle = Throttle()
         self.last_settled_s = time.monotonic()
@@ -93,7 +96,11 @@ class Delivery:
             return verdict.outcome
         reply, verdict = self._reply(work, verdict)
         try:
-            await self._publisher.send(reply)
+            await self._publisher.send(reply, lambda: not verdict.rows or self._overdue(work) is None)
+        except TooLateError:
+            late = self._overdue(work)
+            assert late is not None, "time only goes on"
+            return await self._tell(work, late)
         except RefusedError as error:
             if error.reason == "too_large" and verdict.rows:
                 return await self._tell(work, _too_large_to_send(str(error)))

@@ -10,6 +10,7 @@ replaced.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Literal
 
 import structlog
@@ -65,6 +66,10 @@ class RefusedError(Exception):
         self.reason: RefusedReason = reason
 
 
+class TooLateError(Exception):
+    """Attempts failed, and meanwhile the record is not wanted any more. One of them may have got through."""
+
+
 class UnreachableError(Exception):
     """Kafka took nothing for `give_up_ms`."""
 
@@ -117,8 +122,9 @@ class Publisher:
         known = None if client is None else client.cluster.partitions_for_topic(topic)
         return None if known is None else len(known)
 
-    async def send(self, record: Outgoing) -> None:
-        """Return when all replicas have it. RefusedError at once, UnreachableError after `give_up_ms`."""
+    async def send(self, record: Outgoing, wanted: Callable[[], bool] = lambda: True) -> None:
+        """Return when all replicas have it. RefusedError at once, UnreachableError after `give_up_ms`;
+        TooLateError where `wanted`, asked before each further attempt, says no."""
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + self._settings.give_up_ms / 1000
         backoff_s = self._settings.retry_backoff_ms / 1000
@@ -136,6 +142,8 @@ class Publisher:
                 self.failing_since = None
                 return
             await asyncio.sleep(backoff_s)
+            if not wanted():
+                raise TooLateError
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
     async def _attempt(self, record: Outgoing) -> None:

@@ -26,10 +26,11 @@ from worker.intake import Intake, Ways
 from worker.metrics import PipelineMetrics
 from worker.offsets import OffsetTracker, Place
 from worker.publisher import Publisher
-from worker.records import Work
+from worker.records import Verdict, Work
 from worker.redis_deadlines import DeadlineStore
 from worker.replies import ReplyWriter
 from worker.settings import KafkaSettings, QueueSettings
+from worker.verdicts import expiry
 from worker.window import Busy, Window
 
 log = structlog.get_logger(__name__)
@@ -66,6 +67,7 @@ class Stream:
         self.pipeline = pipeline
         self._metrics = metrics
         self._on_fatal = on_fatal
+        self._clock = store.clock
         self._tracker = OffsetTracker()
         self._window = Window(options.queue.max_requests, options.queue.max_bytes)
         self._busy = Busy()
@@ -73,7 +75,9 @@ class Stream:
         self._tasks: list[asyncio.Task[None]] = []
         writer = ReplyWriter(options.worker, options.group, pipeline.model)
         bookkeeping = Bookkeeping(self._tracker, self._window, self._busy, metrics)
-        self._delivery = Delivery(publisher, writer, bookkeeping, options.max_reply_bytes, on_fatal)
+        self._delivery = Delivery(
+            publisher, writer, bookkeeping, options.max_reply_bytes, self._overdue, on_fatal
+        )
         exits = Exits(
             settle=self._delivery.settle,
             release=self._release,
@@ -202,6 +206,11 @@ class Stream:
     def _take(self, place: Place, record: ConsumerRecord, not_before_ms: int | None) -> None:
         work = self._intake.take(place, record, not_before_ms)
         self._window.enter(work.num_bytes)
+
+    def _overdue(self, work: Work) -> Verdict | None:
+        if self.options.publish_late:
+            return None
+        return expiry(work, self._clock.now_ms(), "before its reply could be published")
 
     def _release(self, work: Work) -> None:
         """Give a record back unanswered: it stays uncommitted, its next owner answers it."""

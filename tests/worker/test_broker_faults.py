@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 
 from aiokafka.admin import AIOKafkaAdminClient
@@ -108,6 +109,28 @@ async def test_an_idle_worker_says_that_its_broker_is_away(sites: MakeSite, kafk
                     await asyncio.sleep(0.1)
         async with Mouth(site) as mouth:
             assert (await mouth.reply(await mouth.send([1]))).outcome is Outcome.OK
+
+
+async def test_an_answer_held_up_beyond_its_deadline_is_told_as_expired(
+    sites: MakeSite, kafka_proxy: TcpProxy
+) -> None:
+    site = await sites(redis_url=None, settings={"replies": {"timeout_ms": 500}})
+    with replace(site, bootstrap=kafka_proxy.address).worker() as worker:
+        async with Mouth(site) as mouth:
+            sent_s = time.monotonic()
+            late = await mouth.send(["1 hold"], timeout_ms=4000)
+            patient = await mouth.send(["2 hold"], timeout_ms=60_000)
+            await site.model_holds(1)
+            kafka_proxy.set_mode("refuse")
+            site.release.touch()
+            await asyncio.sleep(sent_s + 4.5 - time.monotonic())
+            assert not mouth.answers
+            kafka_proxy.set_mode("pass")
+            reply = await mouth.reply(late)
+            assert reply.outcome is Outcome.EXPIRED
+            assert "before its reply could be published" in str(reply.error)
+            assert (await mouth.reply(patient)).outcome is Outcome.OK
+        assert worker.total("boundgen_model_requests_total", outcome="expired") == 1
 
 
 async def test_replies_to_a_topic_that_went_away_become_dead_letters(sites: MakeSite) -> None:
