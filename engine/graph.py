@@ -59,6 +59,7 @@ class Source:
     produces: type
     labels: tuple[str, ...] | None = None  # of Scores
     vocabulary: str | None = None  # of Tokens: the digest of their tokenizer
+    constant_prefix: tuple[int, ...] = ()  # of Tokens: what nearly all of them start with
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class Node(ABC):
     model: Model | None = None
     labels: tuple[str, ...] | None = None  # of the Scores it produces
     vocabulary: str | None = None  # of the Tokens it produces
+    constant_prefix: tuple[int, ...] = ()  # likewise
 
     def __init__(self, options: Any, context: NodeContext) -> None:  # noqa: B027 - a node may need neither
         """`options` is of the class's Options. Raise ConfigError with a key relative to the node."""
@@ -187,7 +189,11 @@ def _make_nodes(
             raise error if error.key.startswith("bounds.") else error.under(f"nodes.{name}") from None
         if not hasattr(nodes[name], "produces"):
             raise ConfigError(f"nodes.{name}", spec.node_class.__name__, "does not say what it produces")
-        sources[name] = Source(nodes[name].produces, nodes[name].labels, nodes[name].vocabulary)
+        sources[name] = _source(nodes[name])
+
+
+def _source(node: Node) -> Source:
+    return Source(node.produces, node.labels, node.vocabulary, node.constant_prefix)
 
 
 def _check_node(name: str, specs: Mapping[str, NodeSpec]) -> None:

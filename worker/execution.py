@@ -173,6 +173,8 @@ class Execution:
             work.model_runs = result.model_runs
             if isinstance(result, Answer):
                 work.gpu_ms = result.gpu_ms
+                self._metrics.prefix_tokens["constant"].inc(result.saved.constant)
+                self._metrics.prefix_tokens["request"].inc(result.saved.request)
             verdict = judge(work, result, now_ms, publish_late=self._rules.publish_late)
             if verdict is None:
                 self._busy.end()

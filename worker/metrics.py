@@ -33,6 +33,9 @@ class WorkerMetrics:
         self.dead_letters = self._counter(
             "dead_letters", "Dead letters, written or lost because they could not be", "result"
         )
+        self.prefix_tokens = self._counter(
+            "prefix_tokens", "Tokens of prompts that prefixes spared the model, by their kind", "kind"
+        )
         self.batches = self._counter("batches", "Batches handed to the engine")
         self.rebalances = self._counter("rebalances", "Assignments received")
         self.commits = self._counter("commits", "Offset commits", "result")
@@ -81,6 +84,9 @@ class PipelineMetrics:
         self.dead_letters_lost = metrics.dead_letters.labels(pipeline, "lost")
         self.stage = {each: metrics.stage.labels(pipeline, each) for each in STAGES}
         self.batch_tokens = metrics.batch_tokens.labels(pipeline)
+        self.prefix_tokens = {
+            each: metrics.prefix_tokens.labels(pipeline, each) for each in ("constant", "request")
+        }
         self.batches = metrics.batches.labels(pipeline)
         self.queue = metrics.queue.labels(pipeline)
         self.inflight = metrics.inflight.labels(pipeline)

@@ -23,6 +23,7 @@ from engine.heads.score import ScoreHead
 from engine.heads.top_k import TopKHead
 from engine.options import Options, read_options, suggest
 from engine.prefixes import NOTHING_SAVED, Prefixes, Rules
+from engine.store import OpenedArtifact
 from engine.values import Tokens
 
 HEADS: dict[str, type[Head]] = {
@@ -67,9 +68,7 @@ class Prefill(Node):
             read_options(head.Options, options.model_extra or {}), opened.artifact, context.directory
         )
         self._lanes.prepare(self._head.compute)
-        self._prefixes = Prefixes()
-        if options.prefixes == "auto" and self._lanes.takes_prefixes:
-            self._prefixes = Prefixes(None, Rules())
+        self._prefixes = _prefixes(options, opened, context)
         self.produces = head.produces
         self.labels = self._head.labels
         self.executor = opened.lanes.executor
@@ -117,3 +116,15 @@ class Prefill(Node):
             if source.vocabulary is not None and source.vocabulary != vocabulary:
                 reason = f"its tokenizer is not the one that {name!r} tokenizes with"
                 raise ConfigError("artifact", artifact, reason)
+
+
+def _prefixes(options: PrefillOptions, opened: OpenedArtifact, context: NodeContext) -> Prefixes:
+    """What the node shares; computes its tokenizer's constant prefix where that is long enough."""
+    if options.prefixes == "off" or not opened.lanes.takes_prefixes:
+        return Prefixes()
+    rules = Rules()
+    (source,) = context.inputs.values()
+    ids = source.constant_prefix[: context.bounds.tokens_per_sample - 1]
+    if len(ids) < rules.min_constant:
+        return Prefixes(None, rules)
+    return Prefixes(opened.artifact.constant_prefix(ids), rules)

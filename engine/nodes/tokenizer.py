@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from engine.errors import ConfigError, InputError
 from engine.graph import Node, NodeContext, Stage
 from engine.nodes.cutting import Prompt, cut_to_fit
+from engine.nodes.leading import leading_tokens
 from engine.nodes.prompts import FilledTemplate, SpecialsPolicy, check_token_ids, fill_template
 from engine.nodes.specials import SpecialTokens
 from engine.nodes.template import Template
@@ -56,6 +57,9 @@ class Tokenizer(Node):
         self._specials = SpecialTokens(self._tokenizer)
         self._templates = _parse_templates(options.template)
         self._cut_fields = _find_cut_fields(options.cut, self._templates)
+        self.constant_prefix = leading_tokens(
+            self._tokenizer, self._templates, add_special_tokens=self._add_specials
+        )
         own = {each: self._own_ids(each) for each in self._templates}
         _check_room(own, self._limit)
         self._own_specials = {each: self._specials.count(ids) for each, ids in own.items()}

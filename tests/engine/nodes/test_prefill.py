@@ -10,7 +10,8 @@ import torch
 
 from engine.bounds import Bounds
 from engine.errors import ConfigError, InputError, NodeError
-from engine.graph import Source
+from engine.graph import Counted, Source
+from engine.prefixes import Saved
 from engine.values import Embeddings, Scores, Tokens, TopK
 
 TOKENS = {"prompt": Source(Tokens)}
@@ -159,3 +160,47 @@ def test_tokens_of_another_vocabulary_are_refused(make_node: Any) -> None:
     inputs = {"prompt": Source(Tokens, vocabulary="another")}
     with pytest.raises(ConfigError, match="not the one that 'prompt' tokenizes with"):
         make_node("prefill", inputs, artifact="causal", head="embedding")
+
+
+CONSTANT = tuple(range(20, 40))
+SHARED = tuple(range(100, 130))
+SHARING = [
+    Tokens(tuple((*CONSTANT, *SHARED, i, 9) for i in range(4))),
+    Tokens(((5, 6), (7,))),
+    Tokens(((*CONSTANT, 5), (*CONSTANT[:12], 6, 7))),
+]
+
+
+@pytest.mark.parametrize("prefixes", ["auto", "off"])
+def test_prefixes_change_what_is_computed_and_not_what_comes_out(
+    make_node: Any, reference: Any, prefixes: str
+) -> None:
+    inputs = {"prompt": Source(Tokens, constant_prefix=CONSTANT)}
+    node = make_node("prefill", inputs, artifact="causal", head="top_k", k=300, prefixes=prefixes)
+    results = run(node, SHARING)
+    saved = [each.saved if isinstance(each, Counted) else None for each in results]
+    assert saved == ([Saved(80, 90), None, Saved(32)] if prefixes == "auto" else [None] * 3)
+    for tokens, result in zip(SHARING, results, strict=True):
+        top = result.value if isinstance(result, Counted) else result
+        expected = last_logits(reference, tokens).log_softmax(-1).gather(-1, top.token_ids)
+        torch.testing.assert_close(top.logprobs, expected, atol=1e-4, rtol=0)
+
+
+def test_a_constant_prefix_is_cut_to_the_bounds(make_node: Any, artifacts: Any) -> None:
+    inputs = {"prompt": Source(Tokens, constant_prefix=tuple(range(3, 250)))}
+    node = make_node("prefill", inputs, artifact="causal", head="embedding")
+    (result,) = run(node, [Tokens((tuple(range(3, 67)),))])
+    assert result.saved == Saved(63)
+
+
+def test_nothing_is_computed_for_a_short_constant_prefix(make_node: Any, artifacts: Any) -> None:
+    inputs = {"prompt": Source(Tokens, constant_prefix=(3, 4, 5))}
+    node = make_node("prefill", inputs, artifact="causal", head="embedding")
+    assert node._prefixes.constant is None
+    assert isinstance(run(node, [Tokens(((3, 4, 5, 6),))])[0], Embeddings)
+
+
+def test_an_unknown_way_with_prefixes_is_named(make_node: Any) -> None:
+    with pytest.raises(ConfigError, match="'auto' or 'off'") as caught:
+        make_node("prefill", TOKENS, artifact="causal", head="embedding", prefixes="on")
+    assert caught.value.key == "prefixes"
