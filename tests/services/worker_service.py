@@ -155,11 +155,12 @@ class Mouth:
     async def __aenter__(self) -> Mouth:
         servers = self.site.bootstrap
         self.producer = AIOKafkaProducer(bootstrap_servers=servers, linger_ms=0, acks="all")
-        self._consumer = AIOKafkaConsumer(bootstrap_servers=servers, fetch_max_wait_ms=20)
+        self._consumer = AIOKafkaConsumer(
+            bootstrap_servers=servers, auto_offset_reset="earliest", fetch_max_wait_ms=20
+        )
         await self.producer.start()
         await self._consumer.start()
         self._consumer.assign([TopicPartition(self.site.replies, 0)])
-        await self._consumer.seek_to_beginning()
         self._reading = asyncio.create_task(self._read())
         return self
 

@@ -26,11 +26,10 @@ class Wide(FixedCost):
 
 
 async def read_all(bootstrap: str, topic: str, partitions: int, count: int) -> list[ConsumerRecord]:
-    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap)
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")
     await consumer.start()
     try:
         consumer.assign([TopicPartition(topic, number) for number in range(partitions)])
-        await consumer.seek_to_beginning()
         async with asyncio.timeout(30):
             return [await consumer.getone() for _ in range(count)]
     finally:

@@ -95,11 +95,10 @@ def silent(site: Site) -> dict[str, tuple[bytes, Headers, str | None]]:
 
 
 async def read_dead_letters(site: Site, count: int) -> list[tuple[Origin, Any]]:
-    consumer = AIOKafkaConsumer(bootstrap_servers=site.bootstrap)
+    consumer = AIOKafkaConsumer(bootstrap_servers=site.bootstrap, auto_offset_reset="earliest")
     await consumer.start()
     try:
         consumer.assign([TopicPartition(site.dead_letters, 0)])
-        await consumer.seek_to_beginning()
         letters = []
         while len(letters) < count:
             record = await consumer.getone()

@@ -37,11 +37,10 @@ def outgoing(topic: str, value: bytes = b"value", partition: int | None = None) 
 
 
 async def values(bootstrap: str, topic: str, count: int, partition: int = 0) -> list[bytes]:
-    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap)
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")
     await consumer.start()
     try:
         consumer.assign([TopicPartition(topic, partition)])
-        await consumer.seek_to_beginning()
         async with asyncio.timeout(20):
             return [(await consumer.getone()).value for _ in range(count)]
     finally:

@@ -148,9 +148,8 @@ async def test_what_java_sends_is_read_and_answered(
     assert stranger.reply.outcome is Outcome.INVALID  # this worker has another pipeline
     assert (answer.reply.outcome, answer.reply.id) == (Outcome.OK, "r-2")
     assert answer.reply.results == ({"id": 0, "number": 41}, {"id": 1, "number": 42})
-    async with AIOKafkaConsumer(bootstrap_servers=apache_kafka) as consumer:
+    async with AIOKafkaConsumer(bootstrap_servers=apache_kafka, auto_offset_reset="earliest") as consumer:
         consumer.assign([TopicPartition(site.topic, 0)])
-        await consumer.seek_to_beginning()
         first = await consumer.getone()
     assert first.value == VECTOR
     assert decode_request(first.value).timeout_ms == TIMEOUT_MS

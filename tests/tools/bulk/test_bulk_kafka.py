@@ -177,12 +177,13 @@ def ok(request: Request) -> Reply:
 @contextlib.asynccontextmanager
 async def responder(site: Site, answer: Callable[[Request], Reply | None]) -> AsyncIterator[None]:
     """Answers every request of the site's topic as `answer` says; None is silence."""
-    consumer = AIOKafkaConsumer(bootstrap_servers=site.bootstrap, fetch_max_wait_ms=50)
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=site.bootstrap, auto_offset_reset="earliest", fetch_max_wait_ms=50
+    )
     producer = AIOKafkaProducer(bootstrap_servers=site.bootstrap)
     await consumer.start()
     await producer.start()
     consumer.assign([TopicPartition(site.topic, 0)])
-    await consumer.seek_to_beginning()
 
     async def serve() -> None:
         async for record in consumer:

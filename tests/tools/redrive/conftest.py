@@ -70,9 +70,10 @@ class Post:
         """All records of the request topic (or another), in partition order."""
         name = topic or self.topic
         places = [TopicPartition(name, number) for number in range(self.partitions)]
-        async with AIOKafkaConsumer(bootstrap_servers=self.bootstrap) as consumer:
+        async with AIOKafkaConsumer(
+            bootstrap_servers=self.bootstrap, auto_offset_reset="earliest"
+        ) as consumer:
             consumer.assign(places)
-            await consumer.seek_to_beginning()
             end = await consumer.end_offsets(places)
             found: list[ConsumerRecord] = []
             while len(found) < sum(end.values()):

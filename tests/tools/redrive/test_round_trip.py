@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +18,13 @@ from tools.cli import app
 from worker_service import Mouth, Site
 
 
-async def redrive(site: Site, *arguments: str) -> int:
-    where = [site.dead_letters, "--bootstrap-servers", site.bootstrap, "--rate", "0"]
+async def redrive(site: Site, *arguments: str) -> tuple[int, int]:
+    """(exit code, letters sent)"""
+    where = [site.dead_letters, "--bootstrap-servers", site.bootstrap, "--rate", "0", "--json"]
     found = await asyncio.to_thread(CliRunner().invoke, app, ["redrive", *where, *arguments])
     if found.exception is not None and not isinstance(found.exception, SystemExit):
         raise found.exception
-    return found.exit_code
+    return found.exit_code, json.loads(found.stdout.splitlines()[-1])["sent"]
 
 
 async def buried(site: Site) -> int:
@@ -43,15 +45,16 @@ async def test_mended_records_are_answered_and_broken_ones_come_back(sites: Any)
                 )
             await allowed.caught_up()
         assert (await buried(allowed), mouth.answers) == (2, [])
-        assert await redrive(allowed) == 0
-        assert await redrive(allowed, "--send") == 0
+        assert await redrive(allowed) == (0, 0)
+        assert await redrive(allowed, "--send") == (0, 2)
         with allowed.worker():
             await mouth.until(lambda: len(mouth.answers) == 2)
             await allowed.caught_up()
-            assert await redrive(allowed, "--from-offset", "1=2", "--send") == 0
+            assert await redrive(allowed, "--from-offset", "1=2", "--send") == (0, 1)
             await mouth.until(lambda: len(mouth.answers) == 3)
             await allowed.caught_up()
-            assert await redrive(allowed, "--from-offset", "1=3", "--send") == 1  # a dead letter three times
+            # A dead letter three times stays one.
+            assert await redrive(allowed, "--from-offset", "1=3", "--send") == (1, 0)
     outcomes = [answer.reply.outcome for answer in mouth.by_correlation[b"broken"]]
     assert outcomes == [Outcome.INVALID] * 2
     (answer,) = mouth.by_correlation[b"good"]
@@ -65,9 +68,8 @@ async def check_letters(site: Site, broken: bytes) -> None:
     """The letters of the broken record: same bytes, one more attempt each time, and no larger."""
     from aiokafka import AIOKafkaConsumer, TopicPartition
 
-    async with AIOKafkaConsumer(bootstrap_servers=site.bootstrap) as consumer:
+    async with AIOKafkaConsumer(bootstrap_servers=site.bootstrap, auto_offset_reset="earliest") as consumer:
         consumer.assign([TopicPartition(site.dead_letters, 1)])
-        await consumer.seek_to_beginning()
         letters = [await consumer.getone() for _ in range(4)][1:]
     assert {letter.value for letter in letters} == {broken}
     assert [parse_origin(letter.headers).attempts for letter in letters] == [1, 2, 3]
