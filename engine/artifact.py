@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
@@ -30,7 +29,7 @@ from engine.prefixes import ConstantPrefix
 from engine.runtime.graph_lanes import GraphLanePool
 from engine.runtime.lanes import LanePool
 from engine.runtime.machine import cpu_features, device_arch, torch_release
-from engine.runtime.native import LIBRARY, load_native
+from engine.runtime.native import LIBRARY, load_native, load_weights
 
 __all__ = ["FORMAT", "Artifact", "Manifest", "Parity"]
 
@@ -75,7 +74,7 @@ class Artifact:
             load_native(path / LIBRARY)
             for kernels in _kernel_files(manifest):
                 load_kernels(path / kernels)
-            weights = load_file(path / WEIGHTS, device=str(target))
+            weights = load_weights(path / WEIGHTS, target)
             tokenizer = None
             if (path / TOKENIZER).is_dir():
                 tokenizer = AutoTokenizer.from_pretrained(str(path / TOKENIZER), local_files_only=True)

@@ -44,7 +44,7 @@ from engine.models.weights import LM_HEAD, SCORE, convert_weights
 from engine.runtime.graph_lanes import GraphLanePool
 from engine.runtime.lanes import LanePool
 from engine.runtime.machine import cpu_features, device_arch
-from engine.runtime.native import LIBRARY, load_native
+from engine.runtime.native import LIBRARY, load_native, load_weights
 
 Progress = Callable[[str], None]
 
@@ -115,7 +115,7 @@ def _write_package(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, progre
 def _measure(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, plan: Plan | None) -> Parity:
     pool = (LanePool if plan is None else GraphLanePool)(
         folder / PACKAGE,
-        load_file(folder / WEIGHTS, device=spec.device),
+        load_weights(folder / WEIGHTS, torch.device(spec.device)),
         spec.bounds,
         vocab_size=checkpoint.architecture.vocab_size,
         device=torch.device(spec.device),

@@ -77,10 +77,12 @@ class GraphLane:
         self.eager_heads = 0  # launches whose head had no graph
 
     def capture(self) -> None:
-        """Every bucket's graph, after one run of every token size."""
+        """Every bucket's graph, after one run of every token size and of every sample size."""
         buckets = self._buckets.all()
+        by_samples = {bucket.samples: bucket for bucket in reversed(buckets)}  # each with the most tokens
+        by_tokens = {bucket.tokens: bucket for bucket in buckets}  # each with the fewest samples
         with torch.cuda.stream(self.stream), torch.no_grad():
-            for bucket in {bucket.tokens: bucket for bucket in buckets}.values():
+            for bucket in dict.fromkeys((*by_samples.values(), *by_tokens.values())):
                 self._run_model(bucket)  # libraries choose and load kernels by size: not allowed in a capture
             self.stream.synchronize()
             for bucket in buckets:

@@ -13,6 +13,7 @@ from threading import Lock
 from typing import Protocol, cast
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 import engine.ops.hopper.stack  # registers what packages of the hopper path call
@@ -33,6 +34,14 @@ class Runner(Protocol):
 
     def run(self, inputs: list[Tensor]) -> list[Tensor]:
         """On the thread's current CUDA stream, without the interpreter lock."""
+
+
+def load_weights(path: Path, device: torch.device) -> dict[str, Tensor]:
+    """A file's tensors on `device`; on CUDA each starts at 16 bytes, as kernels load them."""
+    loaded = load_file(path, device=str(device))
+    if device.type != "cuda":
+        return loaded
+    return {name: x if x.data_ptr() % 16 == 0 else x.clone() for name, x in loaded.items()}
 
 
 def load_native(path: Path) -> None:

@@ -8,9 +8,16 @@ from typing import Any
 from tiny_checkpoints import save_checkpoint
 from tiny_models import SPECIALS, qwen_tokenizer
 
+# Weights as wide as 8 bits bear at these widths: scores differ between samples, and stay near transformers'.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "norm": ("Qwen3ForCausalLM", {"head_dim": 64, "hidden_size": 160, "intermediate_size": 192}),
-    "bias": ("Qwen2ForCausalLM", {"hidden_size": 384, "intermediate_size": 320}),  # six heads of 64, on two
+    "norm": (
+        "Qwen3ForCausalLM",
+        {"head_dim": 64, "hidden_size": 160, "intermediate_size": 192, "initializer_range": 0.1},
+    ),
+    "bias": (  # six heads of 64, on two
+        "Qwen2ForCausalLM",
+        {"hidden_size": 384, "intermediate_size": 320, "initializer_range": 0.05},
+    ),
 }
 PIPELINE: dict[str, Any] = {
     "name": "scores",
@@ -27,16 +34,16 @@ PIPELINE: dict[str, Any] = {
 QUERIES = ["the wireless mouse", "a", "silent click and a long battery " * 5, "laptop"]
 
 
-def save_tiny(folder: Path, kind: str) -> Path:
-    """A checkpoint of KINDS in `folder`. Weights are wide for their widths, so that scores differ."""
+def save_tiny(folder: Path, kind: str, vocab_size: int | None = None) -> Path:
+    """A checkpoint of KINDS in `folder`. `vocab_size`: more than the tokenizer's, for large weights."""
     from transformers import PreTrainedTokenizerFast
 
     model_class, options = KINDS[kind]
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=qwen_tokenizer(append_end=False), pad_token=SPECIALS[0], padding_side="left"
     )
-    options = options | {"initializer_range": 0.1, "tie_word_embeddings": True}
-    save_checkpoint(folder, model_class, vocab_size=len(tokenizer), **options)
+    vocabulary = vocab_size or len(tokenizer)
+    save_checkpoint(folder, model_class, vocab_size=vocabulary, tie_word_embeddings=True, **options)
     tokenizer.save_pretrained(str(folder))
     return folder
 

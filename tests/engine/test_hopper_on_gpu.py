@@ -1,0 +1,253 @@
+"""The hopper path on the device that it is for: build, artifact, lanes and pipeline, in both precisions.
+
+Run on an H100 or H200 with nvcc: `pytest -m gpu tests/engine/test_hopper_on_gpu.py`; see
+engine/ops/hopper/README.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.artifact import Artifact
+from engine.build import BuildSpec, build_artifact
+from engine.models.checkpoint import load_checkpoint
+from engine.models.decoder import PackedDecoder
+from engine.packed import BatchBounds, PackedBatch, pack
+from engine.runtime.buckets import Bucket, make_buckets
+from engine.runtime.graph_lane import BucketInputs
+from engine.runtime.graph_lanes import GraphLanePool
+from hopper_models import KINDS, QUERIES, answer_queries, save_tiny
+
+pytestmark = pytest.mark.gpu
+
+BOUNDS = BatchBounds(samples=64, tokens=2048, tokens_per_sample=512)
+LENGTHS = (1, 512, 60, 64, 65, 1, 2, 300, 17, 128)
+PRECISIONS = ("bf16", "fp8")
+HIDDEN_TOLERANCE = {"bf16": 0.05, "fp8": 0.3}  # relative, against float32; the oracles keep half of it
+PROBABILITY_TOLERANCE = {"bf16": 0.03, "fp8": 0.2}
+WAIT_S = 120
+VOCABULARY = 200_000  # so that the weights are large beside what lanes compute in
+
+
+@dataclass(frozen=True)
+class Built:
+    kind: str
+    precision: str
+    checkpoint: Path
+    artifact: Artifact
+
+
+@pytest.fixture(scope="module", params=[(k, p) for k in KINDS for p in PRECISIONS], ids="-".join)
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the hopper path is for compute capability 9.0")
+    kind, precision = request.param
+    folder = tmp_path_factory.mktemp(f"{kind}-{precision}")
+    checkpoint = save_tiny(folder / "checkpoint", kind, VOCABULARY)
+    stages: list[str] = []
+    spec = BuildSpec(checkpoint, folder / "out", "tiny", device="cuda", bounds=BOUNDS, precision=precision)
+    artifact = Artifact.open(build_artifact(spec, stages.append), device="cuda")
+    plan = artifact.manifest.plan
+    assert plan is not None
+    if plan["library"] is None:
+        pytest.fail(f"portable path: {plan['notes']}")
+    assert {layer["path"] for layer in plan["layers"]} == {"hopper"}
+    return Built(kind, precision, checkpoint, artifact)
+
+
+@pytest.fixture(scope="module")
+def pool(built: Built) -> Iterator[GraphLanePool]:
+    pool = built.artifact.open_lanes(4)
+    assert isinstance(pool, GraphLanePool)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def poison() -> Callable[[], None]:
+    """Leaves NaN bit patterns in the memory that the next allocations get."""
+
+    def fill() -> None:
+        held = [
+            torch.full((1 << n,), 0xFF, dtype=torch.uint8, device="cuda")
+            for n in range(9, 27)
+            for _ in range(4)
+        ]
+        torch.cuda.synchronize()
+        del held
+
+    return fill
+
+
+def draw(built: Built, seed: int, lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
+    vocab_size = built.artifact.manifest.architecture["vocab_size"]
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, vocab_size, (n,), generator=generator).tolist() for n in lengths]
+
+
+def forward(pool: GraphLanePool, packed: PackedBatch) -> Tensor:
+    return pool.executor.submit(pool.forward, packed).result(WAIT_S)
+
+
+def run_directly(pool: GraphLanePool, packed: PackedBatch, bucket: Bucket) -> Tensor:
+    """The package itself, without a graph, on a stream of its own."""
+    memory = torch.zeros(BucketInputs.num_bytes(bucket), dtype=torch.uint8)
+    BucketInputs.over(memory, bucket).fill(packed)
+    inputs = BucketInputs.over(memory.cuda(), bucket)
+    runner, stream = pool.open_runner(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream), torch.no_grad():
+        out = runner.run([inputs.input_ids, inputs.positions, inputs.cu_seqlens])[0]
+    stream.synchronize()
+    return out[: packed.num_samples].float().cpu()
+
+
+def error(got: Tensor, want: Tensor) -> float:
+    return float((got - want).norm() / want.norm())
+
+
+def test_parity_was_within_tolerance(built: Built) -> None:
+    parity = built.artifact.manifest.parity
+    assert parity.mean_abs_error <= parity.mean_abs_tolerance
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, (1,), (512,) * 4, (1,) * 64, (65, 63)])
+def test_lanes_equal_the_eager_model(built: Built, pool: GraphLanePool, lengths: tuple[int, ...]) -> None:
+    checkpoint = load_checkpoint(built.checkpoint, max_tokens=BOUNDS.tokens_per_sample)
+    decoder = PackedDecoder.from_weights(
+        checkpoint.architecture, checkpoint.weights, BOUNDS.tokens_per_sample
+    )
+    packed = pack(draw(built, 1, lengths))
+    with torch.inference_mode():
+        want = decoder(packed.input_ids, packed.positions, packed.cu_seqlens)[: packed.num_samples]
+    assert error(forward(pool, packed), want) < HIDDEN_TOLERANCE[built.precision]
+
+
+def test_a_pipeline_answers_as_transformers_does(built: Built, sample: Any) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(built.checkpoint, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(built.checkpoint)
+    labels = [tokenizer.encode("yes")[0], tokenizer.encode("no")[0]]
+    rows = answer_queries(built.artifact.path, "cuda", sample, lanes=2)
+    for index, query in enumerate(QUERIES):
+        ids = torch.tensor([tokenizer.encode(f"buy {query}")])
+        with torch.inference_mode():
+            wanted = float(model(ids).logits[0, -1, labels].softmax(-1)[0])
+        for row in rows[3 * index : 3 * index + 3]:
+            found = row["scores"]["yes"]
+            assert found == pytest.approx(wanted, abs=PROBABILITY_TOLERANCE[built.precision])
+
+
+def test_packed_equals_single(built: Built, pool: GraphLanePool) -> None:
+    samples = draw(built, 2)
+    single = torch.cat([forward(pool, pack([sample])) for sample in samples])
+    assert error(forward(pool, pack(samples)), single) < 0.05
+
+
+def test_a_replay_has_the_bits_of_a_direct_run(
+    built: Built, pool: GraphLanePool, poison: Callable[[], None]
+) -> None:
+    """Also where fresh memory holds NaN: every value that is read was written before."""
+    buckets = make_buckets(BOUNDS)
+    for lengths in (LENGTHS, (1, 2), (512, 512, 512), (33,) * 20, (1,) * 64):
+        packed = pack(draw(built, 3, lengths))
+        replayed = forward(pool, packed)
+        assert torch.isfinite(replayed).all()
+        bucket = buckets.choose(packed.num_tokens, packed.num_samples)
+        if bucket not in buckets.all():
+            continue  # a lane takes a larger one
+        for _ in range(2):
+            poison()
+            assert torch.equal(run_directly(pool, packed, bucket), replayed)
+
+
+def test_padding_may_hold_anything(built: Built, pool: GraphLanePool) -> None:
+    """The same bucket after other batches, and with nonsense in the padding's rows."""
+    packed = pack(draw(built, 4, (200, 100, 40)))
+    bucket = make_buckets(BOUNDS).choose(packed.num_tokens, packed.num_samples)
+    assert bucket.tokens > packed.num_tokens
+    want = forward(pool, packed)
+    odd = torch.randint(0, 100, (bucket.tokens - packed.num_tokens,))
+    memory = torch.zeros(BucketInputs.num_bytes(bucket), dtype=torch.uint8)
+    inputs = BucketInputs.over(memory, bucket)
+    inputs.fill(packed)
+    inputs.input_ids[packed.num_tokens :] = odd
+    inputs.positions[packed.num_tokens :] = odd
+    given = BucketInputs.over(memory.cuda(), bucket)
+    with torch.no_grad():
+        found = pool.open_runner().run([given.input_ids, given.positions, given.cu_seqlens])[0]
+    assert torch.equal(found[: packed.num_samples].float().cpu(), want)
+
+
+def test_all_lanes_read_the_same_weights(built: Built) -> None:
+    """Three more lanes take less memory than one copy of the weights; a weight changed in place changes them
+    all."""
+    first = built.artifact.open_lanes(1)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    more = built.artifact.open_lanes(3)
+    torch.cuda.synchronize()
+    grown = torch.cuda.memory_allocated() - before
+    assert isinstance(more, GraphLanePool)
+    packed = pack(draw(built, 5))
+    pools = [first] + [more] * 6  # lanes take work in turn
+    single = [forward(each, packed) for each in pools]
+    norm = built.artifact._weights["norm.weight"]
+    norm.mul_(2)
+    doubled = [forward(each, packed) for each in pools]
+    norm.div_(2)
+    size = more.load_report.weights_bytes
+    first.close()
+    more.close()
+    assert all(torch.equal(new, old * 2) for new, old in zip(doubled, single, strict=True))
+    assert grown < size, f"{grown / 1e6:.0f} MB for three lanes, weights {size / 1e6:.0f} MB"
+
+
+def test_a_prepared_head_never_falls_back(built: Built, pool: GraphLanePool) -> None:
+    rows = built.artifact.head_weight
+    assert rows is not None
+    labels = rows[:2].t().contiguous()
+
+    def head(hidden: Tensor) -> tuple[Tensor, ...]:
+        return (hidden @ labels,)
+
+    pool.prepare(head)
+    before = pool.fallbacks
+    (scores,) = pool.executor.submit(pool.run, pack(draw(built, 6)), head).result(WAIT_S)
+    assert torch.isfinite(scores).all()
+    assert pool.fallbacks == before
+
+
+def run_mixed(built: Built, pool: GraphLanePool, seconds: float) -> int:
+    """Random sizes on all lanes at once; each result has the bits that the batch has alone."""
+    generator = torch.Generator().manual_seed(5)
+    batches = []
+    for seed in range(24):
+        count = int(torch.randint(1, 12, (1,), generator=generator))
+        lengths = torch.randint(1, min(512, 2048 // count), (count,), generator=generator)
+        batches.append(pack(draw(built, seed, tuple(lengths.tolist()))))
+    alone = [forward(pool, batch) for batch in batches]
+    stop, rounds = time.monotonic() + seconds, 0
+    while time.monotonic() < stop:
+        jobs = [pool.executor.submit(pool.forward, batch) for batch in batches]
+        assert all(torch.equal(job.result(WAIT_S), want) for job, want in zip(jobs, alone, strict=True))
+        rounds += 1
+    return rounds
+
+
+def test_four_lanes_at_mixed_sizes(built: Built, pool: GraphLanePool) -> None:
+    assert run_mixed(built, pool, 4.0) > 0
+
+
+@pytest.mark.slow
+def test_four_lanes_for_a_minute(built: Built, pool: GraphLanePool) -> None:
+    assert run_mixed(built, pool, 60.0) > 0
