@@ -162,7 +162,7 @@ def _choose_path(
         reason = "8-bit activations scaled per token; the kernels know static scales"
     if reason is None and bounds is not None:
         for key, value, most in (
-            ("samples", bounds.samples + 1, work_list.MAX_SAMPLES),
+            ("samples", bounds.segments + 1, work_list.MAX_SAMPLES),
             ("tokens_per_sample", bounds.tokens_per_sample, work_list.MAX_SAMPLE_TOKENS),
         ):
             if value > most:
