@@ -113,6 +113,10 @@ class Node(ABC):
     def run(self, requests: Sequence[tuple[Any, ...]]) -> Sequence[object]:
         """One tuple of input values a request -> one value of type `produces` (or an exception) a request."""
 
+    def counters(self) -> Mapping[str, int]:
+        """What the node has counted since it was made, by name; any thread, at any time."""
+        return {}
+
     def close(self) -> None:  # noqa: B027 - most nodes hold nothing
         """Free what __init__ took (an executor, a file); called once, when the pipeline closes."""
 

@@ -126,6 +126,11 @@ class Pipeline:
         execution.start()
         return execution.future
 
+    def counters(self) -> dict[str, Mapping[str, int]]:
+        """What each node has counted itself, of those that count."""
+        found = {name: node.counters() for name, node in self._graph.nodes.items()}
+        return {name: counts for name, counts in found.items() if counts}
+
     def close(self, timeout_s: float = 10.0) -> None:
         """Take no more, wait up to `timeout_s` for what runs, fail the rest. Idempotent."""
         with self._lock:

@@ -30,6 +30,7 @@ from worker.broker_check import BrokerCheck
 from worker.cluster import connection_options
 from worker.config import WorkerConfig
 from worker.metrics import WorkerMetrics
+from worker.node_metrics import NodeMetrics
 from worker.probes import Probes
 from worker.publisher import Publisher
 from worker.redis_metrics import RedisMetrics
@@ -69,6 +70,7 @@ class Service:
         self._metrics = WorkerMetrics()
         self._store = make_store(config.redis)
         self._metrics.registry.register(RedisMetrics(self._store))
+        self._metrics.registry.register(NodeMetrics(lambda: [each.pipeline for each in self._streams]))
         self._publisher = Publisher(self._connection, config.replies, self._metrics)
         self._brokers = BrokerCheck(config.kafka.bootstrap_servers, lambda: self._publisher.client)
         self._streams: list[Stream] = []

@@ -68,6 +68,10 @@ class ItemCatalogue:
         """The version to use for a whole batch; any thread."""
         return self._current
 
+    def counters(self) -> dict[str, int]:
+        """For a node that serves these items."""
+        return {"items_swapped": self.num_swaps, "items_refused": self.num_refusals}
+
     def look(self) -> bool:
         """One look at the file, which may load it; whether a new version is being served now. Any thread."""
         with self._looking:

@@ -70,7 +70,7 @@ def test_a_new_file_is_served_after_two_looks_that_agree(catalogue: ItemCatalogu
     assert catalogue.look()
     assert generation_of(catalogue.current) == 2
     assert not catalogue.look()
-    assert (catalogue.num_swaps, catalogue.num_refusals) == (1, 0)
+    assert catalogue.counters() == {"items_swapped": 1, "items_refused": 0}
 
 
 def test_a_file_that_grows_between_looks_is_left_alone(catalogue: ItemCatalogue, path: Path) -> None:
