@@ -77,6 +77,7 @@ class Manifest(_Frozen):
     source: Source
     parity: Parity
     files: dict[str, str]  # path in the artifact -> sha256
+    accuracy: dict[str, Any] | None = None  # engine.build.accuracy: plans emulated, the package measured
     plan: dict[str, Any] | None = None  # engine.models.plan.Plan as plain values; None: the eager operations
 
     @field_validator("architecture")

@@ -7,7 +7,7 @@ device.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -26,7 +26,7 @@ from engine.models.checkpoint import Checkpoint
 from engine.models.cuda_decoder import CudaDecoder
 from engine.models.cuda_weights import prepare_weights
 from engine.models.decoder import PackedDecoder
-from engine.models.plan import HopperKernels, Plan, choose_plan
+from engine.models.plan import HopperKernels, Plan, choose_plan, restrict_plan
 from engine.packed import pack
 
 Progress = Callable[[str], None]
@@ -38,10 +38,16 @@ def write_cuda_package(
     checkpoint: Checkpoint,
     folder: Path,
     progress: Progress,
+    chosen: Sequence[Mapping[str, str]] | None = None,
 ) -> Plan:
-    """Plan for the device that is here, then write_planned_package; the plan goes to the manifest."""
+    """Plan for the device that is here, then write_planned_package; the plan goes to the manifest.
+
+    `chosen`: the scheme of each matrix of each layer, where measured accuracy decided it.
+    """
     major, minor = torch.cuda.get_device_capability(torch.device(spec.device))
     plan, library = _choose(spec, precision, checkpoint.architecture, 10 * major + minor, progress)
+    if chosen is not None:
+        plan = restrict_plan(plan, chosen)
     if library is not None:
         shutil.copyfile(library, folder / library.name)
     for note in plan.notes:
@@ -57,7 +63,7 @@ def _choose(
 
     def choose(kernels: HopperKernels) -> Plan:
         return choose_plan(
-            architecture, precision,
+            architecture, "bf16" if precision == "bf16" else "fp8",
             arch=arch, static=spec.scaling == "static", kernels=kernels, bounds=spec.bounds,
         )  # fmt: skip
 

@@ -12,12 +12,14 @@ import tempfile
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from engine.build.accuracy import Accuracy, judge_package, study_accuracy
 from engine.build.compilation import compile_package, export_decoder
 from engine.build.compiler import CompilerCheck, require_compiler
 from engine.build.cuda_package import write_cuda_package
@@ -41,6 +43,7 @@ from engine.models.checkpoint import Checkpoint, load_checkpoint
 from engine.models.decoder import PackedDecoder, no_constant
 from engine.models.plan import Plan
 from engine.models.weights import LM_HEAD, SCORE, convert_weights
+from engine.packed import PackedBatch
 from engine.runtime.graph_lanes import GraphLanePool
 from engine.runtime.lanes import LanePool
 from engine.runtime.machine import cpu_features, device_arch
@@ -71,13 +74,17 @@ def build_artifact(spec: BuildSpec, progress: Progress = lambda stage: None) -> 
             spec.model, max_tokens=spec.bounds.tokens_per_sample, ignore=spec.ignore_options
         )
         _write_weights(spec, checkpoint, folder)
-        plan = _write_package(spec, checkpoint, folder, progress)
+        accuracy = None
+        if spec.calibrate is not None:
+            accuracy = study_accuracy(spec.calibrate, spec, checkpoint, folder, progress)
+        plan = _write_package(spec, checkpoint, folder, accuracy, progress)
         progress("comparing with transformers")
-        parity = _measure(spec, checkpoint, folder, plan)
+        parity, judged = _measure(spec, checkpoint, folder, plan, accuracy)
         progress("writing the artifact")
         for path in folder.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors writes for its owner alone
-        write_manifest(folder, _describe(spec, checkpoint, parity, compiler, folder, plan))
+        described = _describe(spec, checkpoint, parity, compiler, folder, plan)
+        write_manifest(folder, described.model_copy(update={"accuracy": judged}))
         _publish(folder, spec.out, Path(scratch, "replaced"))
     return spec.out
 
@@ -98,9 +105,12 @@ def _write_weights(spec: BuildSpec, checkpoint: Checkpoint, folder: Path) -> Non
         checkpoint.tokenizer.save_pretrained(str(folder / TOKENIZER))
 
 
-def _write_package(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, progress: Progress) -> Plan | None:
+def _write_package(
+    spec: BuildSpec, checkpoint: Checkpoint, folder: Path, accuracy: Accuracy | None, progress: Progress
+) -> Plan | None:
     if spec.precision is not None:
-        return write_cuda_package(spec, spec.precision, checkpoint, folder, progress)
+        chosen = None if accuracy is None or spec.precision != "auto" else accuracy.study.layers
+        return write_cuda_package(spec, spec.precision, checkpoint, folder, progress, chosen)
     progress("exporting")
     device = torch.device(spec.device)
     weights = load_file(folder / WEIGHTS, device=spec.device)
@@ -112,7 +122,11 @@ def _write_package(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, progre
     return None
 
 
-def _measure(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, plan: Plan | None) -> Parity:
+def _measure(
+    spec: BuildSpec, checkpoint: Checkpoint, folder: Path, plan: Plan | None, accuracy: Accuracy | None
+) -> tuple[Parity, dict[str, Any] | None]:
+    """Parity with transformers, and what the judging texts say where there are any."""
+
     pool = (LanePool if plan is None else GraphLanePool)(
         folder / PACKAGE,
         load_weights(folder / WEIGHTS, torch.device(spec.device)),
@@ -123,14 +137,15 @@ def _measure(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, plan: Plan |
         threads=torch.get_num_threads(),
         no_constant=_no_constant(spec, checkpoint) if plan is None else None,
     )
+
+    def forward(packed: PackedBatch) -> Tensor:
+        return pool.executor.submit(pool.forward, packed).result()
+
     try:
+        judged = None if accuracy is None else judge_package(accuracy, checkpoint, forward, spec.bounds)
         checkpoint.reference.to(spec.device)
-        return measure_parity(
-            checkpoint,
-            lambda packed: pool.executor.submit(pool.forward, packed).result(),
-            spec.bounds,
-            "fp8" if plan is not None and plan.quantises else spec.dtype_name,
-        )
+        precision = "fp8" if plan is not None and plan.quantises else spec.dtype_name
+        return measure_parity(checkpoint, forward, spec.bounds, precision), judged
     finally:
         pool.close()
 

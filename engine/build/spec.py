@@ -10,13 +10,25 @@ import torch
 
 from engine.errors import ConfigError
 from engine.packed import BatchBounds
+from engine.pipeline_config import PipelineConfig
+from engine.quant.budget import Budget
 
 Dtype = Literal["float32", "bfloat16"]
-Precision = Literal["bf16", "fp8"]
+Precision = Literal["bf16", "fp8", "auto"]
 Scaling = Literal["static", "token"]
 Kernels = Literal["fastest", "portable"]
 Device = Literal["cpu", "cuda"]
 _DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Requests (engine.quant.requests), the pipelines whose templates make them texts, and how far answers
+    may move."""
+
+    file: Path
+    pipelines: tuple[PipelineConfig, ...]
+    budget: Budget = field(default_factory=Budget)
 
 
 @dataclass(frozen=True)
@@ -29,7 +41,8 @@ class BuildSpec:
     `precision` asks for CUDA operations of our own, served from captured graphs, and is that of their
     matrices; None: torch's operations. "fp8" needs sm_89; its activations are scaled per tensor from
     `calibration` texts ("static", the fastest) or per token as they are made. `kernels`: "portable" leaves
-    those for one GPU generation alone.
+    those for one GPU generation alone. "auto" takes fp8 where the budget of `calibrate` holds; `calibrate`
+    measures every scheme on its texts, whatever the device, and the finished package is judged by them.
     """
 
     model: Path
@@ -44,6 +57,7 @@ class BuildSpec:
     scaling: Scaling = "static"
     kernels: Kernels = "fastest"
     calibration: tuple[str, ...] = ()
+    calibrate: Calibration | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -55,6 +69,9 @@ class BuildSpec:
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("device", self.device, f"torch {torch.__version__} sees no CUDA device here")
 
+        if self.precision == "auto" and self.calibrate is None:
+            reason = "chooses by measured accuracy: it needs texts (--calibrate)"
+            raise ConfigError("precision", self.precision, reason)
         if self.precision is not None and (self.device, self.dtype_name) != ("cuda", "bfloat16"):
             raise ConfigError("precision", self.precision, "needs device cuda and dtype bfloat16")
 

@@ -8,6 +8,7 @@ two paths: "hopper" (engine.ops.hopper, compute capability 9.0 alone) where thos
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
@@ -170,6 +171,15 @@ def _choose_path(
     if reason is None and kernels.library is None:
         reason = kernels.reason
     return (replace(layer, path="hopper"), None) if reason is None else (layer, reason)
+
+
+def restrict_plan(plan: Plan, chosen: Sequence[Mapping[str, str]]) -> Plan:
+    """`plan` with every matrix in bf16 that `chosen` (scheme of each matrix, by layer) has in bf16."""
+    layers = []
+    for layer, schemes in zip(plan.layers, chosen, strict=True):
+        stay: dict[str, Any] = {matrix: "bf16" for matrix in MATRICES if schemes[matrix] == "bf16"}
+        layers.append(replace(layer, **stay))
+    return replace(plan, layers=tuple(layers))
 
 
 def _explain_paths(reasons: list[str | None]) -> list[str]:

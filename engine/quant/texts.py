@@ -33,14 +33,28 @@ def exact_tokens(texts: Sequence[Text]) -> Tensor | None:
 
 
 def batches(
-    texts: Sequence[Text], most_tokens: int = BATCH_TOKENS
+    texts: Sequence[Text], most_tokens: int = BATCH_TOKENS, most_texts: int = 1 << 30
 ) -> Iterator[tuple[list[Text], PackedBatch]]:
-    """Whole texts, in order, up to `most_tokens` together (a longer one alone)."""
+    """Whole texts, in order, up to `most_tokens` together (a longer one alone) and `most_texts`."""
     waiting: list[Text] = []
+    total = 0
     for text in texts:
-        if waiting and sum(len(each.ids) for each in waiting) + len(text.ids) > most_tokens:
+        if waiting and (total + len(text.ids) > most_tokens or len(waiting) == most_texts):
             yield waiting, pack([each.ids for each in waiting])
-            waiting = []
+            waiting, total = [], 0
         waiting.append(text)
+        total += len(text.ids)
     if waiting:
         yield waiting, pack([each.ids for each in waiting])
+
+
+def first_tokens(texts: Sequence[Text], most_tokens: int) -> list[Text]:
+    """As many whole texts as have at most `most_tokens` together, at least one."""
+    kept: list[Text] = []
+    total = 0
+    for text in texts:
+        total += len(text.ids)
+        if kept and total > most_tokens:
+            break
+        kept.append(text)
+    return kept

@@ -15,6 +15,8 @@ from engine.build.package import build_artifact
 from engine.build.spec import BuildSpec
 from engine.manifest import Manifest, read_manifest
 from engine.packed import BatchBounds
+from engine.quant.budget import Budget
+from tools.accuracy import accuracy_table, read_calibration
 from tools.errors import UserError
 from tools.steps import Steps
 
@@ -40,6 +42,7 @@ class Precision(StrEnum):
 
     BF16 = "bf16"
     FP8 = "fp8"
+    AUTO = "auto"
 
 
 class Scaling(StrEnum):
@@ -73,7 +76,7 @@ def build(
         Precision | None,
         typer.Option(
             help="CUDA: kernels of our own in captured graphs, matrices in this precision (fp8 needs sm_89). "
-            "Without it torch's kernels, no graphs."
+            "auto: fp8 where --calibrate finds that the answers stay. Without it torch's kernels, no graphs."
         ),
     ] = None,
     scaling: Annotated[Scaling, typer.Option(help="How fp8 activations are scaled.")] = Scaling.STATIC,
@@ -88,6 +91,21 @@ def build(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Texts for static scales, one a line."),
     ] = None,
+    calibrate: Annotated[
+        str | None,
+        typer.Option(
+            help="JSONL of requests: measures every 8-bit scheme on them (emulated; minutes) and judges the "
+            "artifact by them. demo: the demo's own texts and pipelines."
+        ),
+    ] = None,
+    pipeline: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, dir_okay=False, help="Whose template makes --calibrate's requests texts."),
+    ] = None,
+    max_label_shift: Annotated[
+        float, typer.Option(help="Most that a label's log-probability may move on average.")
+    ] = Budget().label_shift,
+    max_kl: Annotated[float, typer.Option(help="Most mean KL of the next token.")] = Budget().kl,
     samples: Annotated[int, typer.Option(min=1, help="Most samples in one packed batch.")] = 256,
     tokens_per_request: Annotated[
         int, typer.Option(min=1, help="Most tokens in one packed batch, and so in one request.")
@@ -115,12 +133,16 @@ def build(
         precision=None if precision is None else precision.value,
         scaling=scaling.value,
         kernels=kernels.value,
+        calibrate=read_calibration(calibrate, pipeline or [], Budget(max_label_shift, max_kl)),
         calibration=() if calibration is None else tuple(calibration.read_text("utf-8").splitlines()),
     )
     with Steps() as say:
         path = build_artifact(spec, say)
     manifest, digest = read_manifest(path)
-    Console(highlight=False).print(summary(path, manifest, digest))
+    console = Console(highlight=False)
+    console.print(summary(path, manifest, digest))
+    if manifest.accuracy is not None:
+        console.print(accuracy_table(manifest.accuracy))
 
 
 def make_bounds(samples: int, tokens_per_request: int, tokens_per_sample: int) -> BatchBounds:

@@ -1,4 +1,5 @@
-"""`boundgen doctor`: check this machine and, with a worker's configuration, everything around that worker."""
+"""`boundgen doctor`: check this machine and, with a worker's configuration, everything around that worker;
+or an artifact's answers on texts."""
 
 from __future__ import annotations
 
@@ -18,11 +19,15 @@ from rich.markup import escape
 
 from engine.errors import ConfigError
 from engine.pipeline import read_pipeline
+from engine.quant.budget import Budget
+from tools.accuracy import read_calibration
+from tools.doctor.answers import check_answers
 from tools.doctor.broker import Stream, check_broker
 from tools.doctor.findings import Finding, Level, fail
 from tools.doctor.machine import check_compiler, check_cuda, check_packages, check_python, check_room
 from tools.doctor.redis_server import check_redis
 from tools.doctor.serving import check_serving
+from tools.errors import UserError
 from tools.model_cache import cache_root
 from worker.config import WorkerConfig, WorkerConfigError, read_worker_config
 
@@ -33,19 +38,43 @@ STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 @app.command(epilog="Example: [bold]boundgen doctor worker.yaml[/]")
 def doctor(
     config: Annotated[
-        Path | None, typer.Argument(help="A worker's YAML; without it only this machine is checked.")
+        Path | None,
+        typer.Argument(help="A worker's YAML, or an artifact; without it only this machine is checked."),
     ] = None,
+    texts: Annotated[
+        str | None, typer.Argument(help="JSONL of requests to measure an artifact's answers on; or demo.")
+    ] = None,
+    pipeline: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, dir_okay=False, help="Whose template makes the requests texts."),
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(exists=True, help="The artifact's checkpoint, if it moved.")
+    ] = None,
+    max_label_shift: Annotated[
+        float, typer.Option(help="Most that a label's log-probability may move on average.")
+    ] = Budget().label_shift,
+    max_kl: Annotated[float, typer.Option(help="Most mean KL of the next token.")] = Budget().kl,
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON line of all findings.")] = False,
 ) -> None:
     """Check this machine and a worker's surroundings, and say how to mend what is wrong.
 
     Python, packages, compiler, CUDA, disk and limits; with a worker's configuration also broker, topics, lag,
-    Redis and its clock, artifacts and pipelines. Changes nothing. Exit status 1 if anything fails.
+    Redis and its clock, artifacts and pipelines. With an artifact and texts: its answers against the float32
+    model. Changes nothing. Exit status 1 if anything fails.
     """
     console = Console(highlight=False, soft_wrap=True)
     findings = []
+    calibration = read_calibration(texts, pipeline or [], Budget(max_label_shift, max_kl))
+    if calibration is not None and config is None:
+        raise UserError("TEXTS go with an artifact")
+    examined = (
+        examine(config)
+        if calibration is None or config is None
+        else check_answers(config, model, calibration)
+    )
     with quiet("aiokafka"):  # what it would say is in the findings
-        for finding in examine(config):
+        for finding in examined:
             findings.append(finding)
             style = STYLES[finding.level]
             console.print(f"[{style}]{finding.level:>4}[/]  {finding.check:<14} {escape(finding.detail)}")

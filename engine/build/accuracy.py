@@ -1,0 +1,107 @@
+"""The accuracy half of a build: the study of its schemes, and the compiled package's own answers on texts.
+
+A package whose answers on the judging texts are outside the budget is not written. Writes accuracy.json and
+accuracy.svg beside the manifest, whatever the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.build.spec import BuildSpec, Calibration
+from engine.errors import ArtifactError, ConfigError
+from engine.models.checkpoint import Checkpoint
+from engine.packed import BatchBounds, PackedBatch
+from engine.quant.agreement import Agreement, Answers, answer, compare
+from engine.quant.budget import Budget
+from engine.quant.emulation import EmulatedDecoder
+from engine.quant.laboratory import Model
+from engine.quant.requests import TextSets, read_texts
+from engine.quant.schemes import Scheme
+from engine.quant.study import Study, run_study
+from engine.quant.texts import Text, batches
+
+REPORT, CHART = "accuracy.json", "accuracy.svg"
+Forward = Callable[[PackedBatch], Tensor]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The study, and the texts that the finished package is judged by."""
+
+    study: Study
+    texts: TextSets
+    budget: Budget
+
+
+def study_accuracy(
+    calibration: Calibration, spec: BuildSpec, checkpoint: Checkpoint, folder: Path, progress: Progress
+) -> Accuracy:
+    """Reads the texts, measures the schemes, chooses, and writes report and chart into `folder`."""
+    texts = load_texts(calibration, checkpoint, spec.bounds)
+    schemes: tuple[Scheme, ...] = ("e4m3_static", "e4m3_token", "int8")
+    if spec.device == "cuda":  # what has kernels there
+        schemes = ("e4m3_static",) if spec.scaling == "static" else ("e4m3_token",)
+    study = run_study(model_of(checkpoint), texts, schemes, calibration.budget, progress)
+    (folder / REPORT).write_text(study.to_json(), encoding="utf-8")
+    (folder / CHART).write_text(study.draw(spec.name), encoding="utf-8")
+    return Accuracy(study, texts, calibration.budget)
+
+
+def load_texts(calibration: Calibration, checkpoint: Checkpoint, bounds: BatchBounds) -> TextSets:
+    """ConfigError for a checkpoint without a tokenizer, or texts over the bounds."""
+    if checkpoint.tokenizer is None:
+        raise ConfigError(
+            "calibrate", str(calibration.file), "the checkpoint has no tokenizer to read it with"
+        )
+    for config in calibration.pipelines:
+        if config.bounds.tokens_per_sample > bounds.tokens_per_sample:
+            reason = f"pipeline {config.name!r}: the artifact is built for {bounds.tokens_per_sample}"
+            raise ConfigError("tokens_per_sample", config.bounds.tokens_per_sample, reason)
+    classes = None if checkpoint.score is None else len(checkpoint.score)
+    return read_texts(calibration.file, calibration.pipelines, checkpoint.tokenizer, classes)
+
+
+def model_of(checkpoint: Checkpoint) -> Model:
+    """ConfigError for a checkpoint whose answers cannot be compared, having no head."""
+    head = checkpoint.lm_head if checkpoint.lm_head is not None else checkpoint.score
+    if head is None:
+        raise ConfigError("calibrate", "a model without a head", "accuracy is judged by a head's answers")
+    weights = {name: tensor.float() for name, tensor in checkpoint.weights.items()}
+    return Model(checkpoint.architecture, weights, head.float())
+
+
+def measure_package(model: Model, forward: Forward, texts: Sequence[Text], bounds: BatchBounds) -> Agreement:
+    """`forward` gives a package's float32 hidden states; against the float32 decoder, emulated here."""
+    with torch.inference_mode():
+        reference = answer(EmulatedDecoder(model.architecture, model.weights), model.head, texts, {})
+        hidden = [forward(packed) for _, packed in batches(texts, bounds.tokens, bounds.samples)]
+        return compare(reference, Answers(torch.cat(hidden).float() @ model.head.T), texts)
+
+
+def judge_package(
+    accuracy: Accuracy, checkpoint: Checkpoint, forward: Forward, bounds: BatchBounds
+) -> dict[str, Any]:
+    """What the manifest keeps; ArtifactError where the package is outside its budget."""
+    found = measure_package(model_of(checkpoint), forward, accuracy.texts.judge, bounds)
+    if (reason := accuracy.budget.broken(found)) is not None:
+        raise ArtifactError(
+            f"accuracy: on {found.texts} judging texts the package's {reason}; it is not written. Raise "
+            "--max-label-shift or --max-kl if that is good enough, or build with more precision"
+        )
+    study = accuracy.study
+    return {
+        "method": study.method,
+        "budget": asdict(study.budget),
+        "plans": [asdict(result) for result in study.results],
+        "layers": list(study.layers),
+        "notes": list(study.notes),
+        "measured": asdict(found),
+    }

@@ -1,0 +1,102 @@
+"""A build that is judged by texts: what it keeps in the manifest, and that it refuses what is over budget."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.build import BuildSpec, build_artifact
+from engine.build.accuracy import CHART, REPORT, judge_package, load_texts, study_accuracy
+from engine.build.spec import Calibration
+from engine.errors import ArtifactError, ConfigError
+from engine.manifest import read_manifest
+from engine.models.checkpoint import load_checkpoint
+from engine.models.decoder import PackedDecoder
+from engine.models.plan import LayerPlan, Plan, restrict_plan
+from engine.packed import BatchBounds, PackedBatch
+from engine.pipeline_config import read_pipeline
+from engine.quant.budget import Budget
+
+BOUNDS = BatchBounds(samples=8, tokens=256, tokens_per_sample=64)
+WORDS = ["wireless", "mouse", "silent", "click", "long", "battery", "new", "laptop", "buy", "compare"]
+PIPELINE = """
+name: pair
+bounds: {samples: 4, tokens_per_sample: 64, tokens_per_request: 128}
+nodes:
+  prompt: {kind: tokenizer, artifact: any, template: "compare {q} for {t} yes or no:"}
+  model: {kind: prefill, artifact: any, inputs: [prompt], head: label_scores, labels: {y: "yes", n: "no"}}
+"""
+
+
+@pytest.fixture
+def calibrate(tmp_path: Path) -> Any:
+    pipeline = tmp_path / "pair.yaml"
+    pipeline.write_text(PIPELINE)
+    texts = tmp_path / "texts.jsonl"
+    lines = [{"q": WORDS[i % 10], "t": " ".join(WORDS[i % 7 : 9])} for i in range(30)]
+    texts.write_text("\n".join(map(json.dumps, lines)))
+    return lambda budget: Calibration(texts, (read_pipeline(pipeline),), budget)
+
+
+def test_a_build_keeps_what_was_measured(tmp_path: Path, tiny_causal: Any, calibrate: Any) -> None:
+    out = tmp_path / "artifact"
+    spec = BuildSpec(
+        tiny_causal.checkpoint,
+        out,
+        "tiny",
+        bounds=BOUNDS,
+        dtype="bfloat16",
+        calibrate=calibrate(Budget(9, 9)),
+    )
+    build_artifact(spec)
+    manifest = read_manifest(out)[0]
+    assert manifest.accuracy is not None
+    names = [plan["name"] for plan in manifest.accuracy["plans"]]
+    assert names == ["bf16", "e4m3_static", "e4m3_token", "int8", "auto"]
+    assert 1e-6 < manifest.accuracy["measured"]["next_token_kl"] < 0.1
+    assert "80 columns do not divide" in manifest.accuracy["notes"][0]
+    assert "emulated" in manifest.accuracy["method"]
+    assert {REPORT, CHART} <= set(manifest.files)
+    assert json.loads((out / REPORT).read_text())["results"][0]["name"] == "bf16"
+    assert "<svg" in (out / CHART).read_text()
+
+
+def test_a_package_over_its_budget_is_refused(tmp_path: Path, tiny_causal: Any, calibrate: Any) -> None:
+    checkpoint = load_checkpoint(tiny_causal.checkpoint, max_tokens=64)
+    decoder = PackedDecoder.from_weights(checkpoint.architecture, checkpoint.weights, 64)
+
+    def forward(packed: PackedBatch) -> Tensor:
+        hidden: Tensor = decoder(packed.input_ids, packed.positions, packed.cu_seqlens)[: packed.num_samples]
+        return hidden + 0.05 * torch.randn(hidden.shape, generator=torch.Generator().manual_seed(0))
+
+    budget = Budget(9, 1e-5)
+    spec = BuildSpec(tiny_causal.checkpoint, tmp_path / "no", "tiny", bounds=BOUNDS)
+    accuracy = study_accuracy(calibrate(budget), spec, checkpoint, tmp_path, lambda stage: None)
+    with pytest.raises(
+        ArtifactError, match=r"18 judging texts .* mean KL .*, allowed 1e-05; it is not written"
+    ):
+        judge_package(accuracy, checkpoint, forward, BOUNDS)
+
+
+def test_what_cannot_be_calibrated_is_said(tmp_path: Path, tiny_causal: Any, calibrate: Any) -> None:
+    with pytest.raises(ConfigError, match=r"precision = 'auto'.*needs texts"):
+        BuildSpec(tiny_causal.checkpoint, tmp_path / "no", "tiny", precision="auto")
+    checkpoint = load_checkpoint(tiny_causal.checkpoint, max_tokens=64)
+    with pytest.raises(ConfigError, match=r"tokens_per_sample = 64.*built for 32"):
+        load_texts(calibrate(Budget()), checkpoint, BatchBounds(8, 256, 32))
+
+
+def test_a_plan_is_restricted_to_what_was_chosen() -> None:
+    layer = LayerPlan("fp8", "fp8", "bf16", "fp8", True)
+    chosen = [
+        {"qkv": "bf16", "output": "e4m3_static", "gate_up": "e4m3_static", "down": "e4m3_static"},
+        dict.fromkeys(("qkv", "output", "gate_up", "down"), "bf16"),
+    ]
+    first, second = restrict_plan(Plan((layer, layer), "static"), chosen).layers
+    assert (first.qkv, first.output, first.gate_up, first.down) == ("bf16", "fp8", "bf16", "fp8")
+    assert {second.qkv, second.output, second.gate_up, second.down} == {"bf16"}

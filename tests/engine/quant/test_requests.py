@@ -1,0 +1,95 @@
+"""Calibration files in every form, through a pipeline's own template; mistakes name the line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from engine.errors import ConfigError
+from engine.pipeline_config import read_pipeline
+from engine.quant.requests import read_texts
+from tiny_models import qwen_tokenizer
+
+PIPELINE = """
+name: {name}
+bounds: {{samples: 4, tokens_per_sample: 64, tokens_per_request: 128}}
+nodes:
+  prompt: {{kind: tokenizer, artifact: any, {template}}}
+  model: {{kind: prefill, artifact: any, inputs: [prompt], head: label_scores, labels: {{y: "yes", n: "no"}}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return PreTrainedTokenizerFast(tokenizer_object=qwen_tokenizer(append_end=False))
+
+
+@pytest.fixture
+def pipelines(tmp_path: Path) -> list[Any]:
+    found = []
+    for name, template in (("pair", 'template: "buy {q} or {t}?"'), ("raw", "add_special_tokens: false")):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(PIPELINE.format(name=name, template=template))
+        found.append(read_pipeline(path))
+    return found
+
+
+def write(folder: Path, lines: list[Any]) -> Path:
+    path = folder / "texts.jsonl"
+    path.write_text("\n".join(each if isinstance(each, str) else json.dumps(each) for each in lines) + "\n\n")
+    return path
+
+
+def test_wire_form_plain_maps_and_token_ids(tmp_path: Path, tokenizer: Any, pipelines: list[Any]) -> None:
+    lines = [
+        {
+            "pipeline": "pair",
+            "samples": [{"id": 1, "fields": {"q": "mouse", "t": "cat"}}, {"q": "a", "t": "b"}],
+        },
+        {"pipeline": "raw", "samples": [{"text": "compare the mouse"}]},
+        {"pipeline": "raw", "samples": [{"token_ids": [5, 6, 7]}]},
+        {"pipeline": "pair", "samples": [{"q": "a mouse", "t": 5}]},
+        {"pipeline": "raw", "samples": [{"text": "yes"}]},
+        {"pipeline": "pair", "samples": [{"q": "last", "t": "one"}]},
+    ]
+    texts = read_texts(write(tmp_path, lines), pipelines, tokenizer)
+    assert [len(each) for each in (texts.calibrate, texts.choose, texts.judge)] == [3, 1, 3]
+    first = texts.calibrate[0]
+    assert tokenizer.decode(first.ids) == "buy mouse or cat?"
+    assert first.ids[: first.prefix] == tuple(tokenizer("buy").input_ids)
+    assert first.labels == (tokenizer("yes").input_ids[0], tokenizer("no").input_ids[0])
+    assert texts.judge[0].ids == (5, 6, 7)
+    assert texts.choose[0].prefix == 0
+
+
+def test_one_pipeline_takes_bare_maps(tmp_path: Path, tokenizer: Any, pipelines: list[Any]) -> None:
+    texts = read_texts(write(tmp_path, [{"q": str(i), "t": "x"} for i in range(7)]), pipelines[:1], tokenizer)
+    assert len(texts.judge) == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ({"pipeline": "pear", "samples": [{"q": "a", "t": "b"}]}, "did you mean 'pair'"),
+        ({"pipeline": "pair", "samples": [{"q": "a"}]}, r"samples\[0\]\.fields\.t is missing"),
+        ({"pipeline": "pair", "samples": []}, "samples is empty"),
+        ({"pipeline": "pair", "samples": [3]}, "sample 3 is not a map"),
+        ("[1]", "not a JSON object"),
+        ("{", "Expecting"),
+    ],
+)
+def test_mistakes_name_file_and_line(
+    line: Any, reason: str, tmp_path: Path, tokenizer: Any, pipelines: list[Any]
+) -> None:
+    good = {"pipeline": "pair", "samples": [{"q": "a", "t": "b"}]}
+    with pytest.raises(ConfigError, match=rf"texts\.jsonl, line 3'.*{reason}"):
+        read_texts(write(tmp_path, [good, good, line]), pipelines, tokenizer)
+
+
+def test_too_few_requests(tmp_path: Path, tokenizer: Any, pipelines: list[Any]) -> None:
+    with pytest.raises(ConfigError, match="1 requests; at least 5"):
+        read_texts(write(tmp_path, [{"q": "a", "t": "b"}]), pipelines[:1], tokenizer)

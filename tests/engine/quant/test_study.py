@@ -1,0 +1,54 @@
+"""A whole study of a tiny decoder: measured plans, a choice within the budget, and what it writes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from engine.quant.budget import Budget
+from engine.quant.laboratory import Model
+from engine.quant.requests import TextSets
+from engine.quant.study import run_study
+from engine.quant.texts import Text
+
+
+@pytest.fixture
+def model(make_decoder: Any) -> Model:
+    architecture, weights = make_decoder()
+    return Model(architecture, weights, weights["embed_tokens.weight"] * 0.1)
+
+
+@pytest.fixture
+def sets(texts: list[Text]) -> TextSets:
+    return TextSets(tuple(texts[:24]), tuple(texts[24:34]), tuple(texts[34:]))
+
+
+def test_plans_are_measured_and_one_is_chosen(model: Model, sets: TextSets) -> None:
+    stages: list[str] = []
+    wide = run_study(model, sets, ("e4m3_token", "int8"), Budget(10.0, 10.0), stages.append)
+    assert [each.name for each in wide.results] == ["bf16", "e4m3_token", "int8", "auto"]
+    assert {each.agreement.texts for each in wide.results} == {14}
+    assert wide.auto.eight_bits > 0.5  # all that saves time
+    used = {scheme for layer in wide.layers for scheme in layer.values()} - {"bf16"}
+    assert used in ({"int8"}, {"e4m3_token"})
+    assert json.loads(wide.to_json())["results"][0]["name"] == "bf16"
+    assert wide.draw("tiny").startswith("<svg")
+    assert any(stage.startswith("sensitivity") for stage in stages)
+
+
+def test_a_budget_that_only_bf16_holds(model: Model, sets: TextSets) -> None:
+    found = run_study(model, sets, ("e4m3_static",), Budget(10.0, 1e-4))
+    assert found.auto.eight_bits < 0.5
+    assert found.results[1].agreement.next_token_kl > 1e-4
+
+
+def test_what_a_model_cannot_have_is_said(model: Model, sets: TextSets) -> None:
+    biased = replace(model, weights={**model.weights, "norm.bias": torch.zeros(64)})
+    found = run_study(biased, sets, ("int8",), Budget())
+    assert [each.name for each in found.results] == ["bf16", "auto"]
+    assert found.notes[0].startswith("int8: refused, norm.bias")
+    assert {scheme for layer in found.layers for scheme in layer.values()} == {"bf16"}

@@ -1,0 +1,53 @@
+"""doctor ARTIFACT TEXTS: answers inside and outside a budget, and what it says where texts do not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tools.cli import app
+
+PIPELINE = """
+name: pair
+bounds: {samples: 4, tokens_per_sample: 64, tokens_per_request: 128}
+nodes:
+  prompt: {kind: tokenizer, artifact: any, template: "compare {q} yes or no:"}
+  model: {kind: prefill, artifact: any, inputs: [prompt], head: label_scores, labels: {y: "yes", n: "no"}}
+"""
+
+
+@pytest.fixture
+def doctor(tmp_path: Path, tiny_causal: Any) -> Any:
+    (tmp_path / "pair.yaml").write_text(PIPELINE)
+    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"q": "mouse " * n}) for n in range(1, 9)))
+
+    def run(*options: str, texts: str = "texts.jsonl") -> Any:
+        places = [str(tiny_causal.artifact), str(tmp_path / texts), "--pipeline", str(tmp_path / "pair.yaml")]
+        checkpoint = ["--model", str(tiny_causal.checkpoint)]
+        return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["doctor", *places, *checkpoint, *options])
+
+    return run
+
+
+def test_a_float32_artifact_answers_as_its_model(doctor: Any) -> None:
+    result = doctor()
+    assert result.exit_code == 0, result.output
+    assert "on 8 texts against float32" in result.output
+
+
+def test_over_the_budget_is_a_failure_with_a_mend(doctor: Any) -> None:
+    result = doctor("--max-label-shift", "0", "--json")
+    assert result.exit_code == 1
+    (finding,) = json.loads(result.output.splitlines()[-1])["findings"]
+    assert "allowed 0" in finding["detail"]
+    assert "--calibrate" in finding["mend"]
+
+
+def test_texts_that_are_not_there(doctor: Any) -> None:
+    result = doctor(texts="nothing.jsonl")
+    assert result.exit_code == 1
+    assert "nothing.jsonl" in result.output

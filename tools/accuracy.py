@@ -1,0 +1,57 @@
+"""What the command line says about accuracy: which texts, and the table of what was measured on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from engine.build.spec import Calibration
+from engine.pipeline_config import read_pipeline
+from engine.quant.budget import Budget
+from tools.errors import UserError
+
+DEMO = "demo"  # texts of our own making: 208 relevance requests of three products, 320 searches
+
+
+def read_calibration(name: str | None, pipelines: Sequence[Path], budget: Budget) -> Calibration | None:
+    """`name`: a file, or "demo" for what the demo ships. UserError where the pipeline is missing."""
+    if name is None:
+        if pipelines:
+            raise UserError("--pipeline goes with --calibrate, which names the requests")
+        return None
+    if name == DEMO:
+        shipped = [Path(str(files("configs").joinpath(f"{each}.yaml"))) for each in ("relevance", "intent")]
+        path = Path(str(files("tools.demo").joinpath("calibration.jsonl")))
+        return Calibration(path, tuple(map(read_pipeline, pipelines or shipped)), budget)
+    if not pipelines:
+        raise UserError(f"--calibrate = {name!r}: needs --pipeline, whose template makes its requests texts")
+    return Calibration(Path(name), tuple(map(read_pipeline, pipelines)), budget)
+
+
+def accuracy_table(accuracy: Mapping[str, Any]) -> Table:
+    """The manifest's account: emulated plans, what was chosen, and the artifact itself as measured."""
+    budget = accuracy["budget"]
+    title = f"against float32; budget: shift {budget['label_shift']:g}, KL {budget['kl']:g}"
+    table = Table("", "label shift", "next-token KL", "same label", "texts", "8 bits", "speed", title=title)
+    for plan in accuracy["plans"]:
+        share, speed = f"{plan['eight_bits']:.0%}", f"{plan['speed']:.2f}x"
+        table.add_row(f"{plan['name']} (emulated)", *agreement_cells(plan["agreement"]), share, speed)
+    table.add_row("this artifact", *agreement_cells(accuracy["measured"]), "", "")
+    table.caption = escape("; ".join((accuracy["method"], *accuracy["notes"])))
+    return table
+
+
+def agreement_cells(agreement: Mapping[str, Any]) -> list[str]:
+    """An Agreement's numbers as the table shows them; a dash where the texts have no labels."""
+    shift, same = agreement["label_shift"], agreement["label_agreement"]
+    return [
+        "-" if shift is None else f"{shift:.4f}",
+        f"{agreement['next_token_kl']:.5f}",
+        "-" if same is None else f"{same:.3f}",
+        str(agreement["texts"]),
+    ]

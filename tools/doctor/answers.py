@@ -1,0 +1,63 @@
+"""An existing artifact's answers on new texts, against the float32 model that it was built from.
+
+Loads both: the artifact as a worker would, the checkpoint in plain torch. Takes about a second for ten texts
+of a small model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from engine.artifact import Artifact
+from engine.build.accuracy import load_texts, measure_package, model_of
+from engine.build.spec import Calibration
+from engine.errors import ArtifactError, ConfigError
+from engine.models.checkpoint import load_checkpoint
+from engine.quant.agreement import Agreement
+from tools.doctor.findings import Finding, fail, ok
+
+
+def check_answers(folder: Path, model: Path | None, calibration: Calibration) -> Iterator[Finding]:
+    """One finding: inside the budget or not. `model`: the checkpoint, where it is no longer where the build
+    found it. All of the file's texts judge."""
+    try:
+        found = measure_artifact(folder, model, calibration)
+    except (ArtifactError, ConfigError) as error:
+        yield fail(
+            "answers", str(error), "name the checkpoint with --model, the texts' template with --pipeline"
+        )
+        return
+    same = "" if found.label_agreement is None else f", same label {found.label_agreement:.1%}"
+    shift = "" if found.label_shift is None else f"label shift {found.label_shift:.4f}, "
+    detail = f"{folder}: {shift}KL {found.next_token_kl:.5f}{same} on {found.texts} texts against float32"
+    if (reason := calibration.budget.broken(found)) is not None:
+        mend = "build again with --calibrate on such texts, or in more precision; or raise the budget"
+        yield fail("answers", f"{detail}: {reason}", mend)
+    else:
+        yield ok("answers", detail)
+
+
+def measure_artifact(folder: Path, model: Path | None, calibration: Calibration) -> Agreement:
+    """ArtifactError, ConfigError as their loaders raise them."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    artifact = Artifact.open(folder, device=device)
+    built = artifact.manifest
+    checkpoint = load_checkpoint(
+        model or Path(built.source.path),
+        max_tokens=built.bounds.tokens_per_sample,
+        ignore=built.ignored_options,
+    )
+    texts = load_texts(calibration, checkpoint, artifact.bounds)
+    lanes = artifact.open_lanes(1, torch.get_num_threads())
+    try:
+        return measure_package(
+            model_of(checkpoint),
+            lambda packed: lanes.executor.submit(lanes.forward, packed).result(),
+            [*texts.calibrate, *texts.choose, *texts.judge],
+            artifact.bounds,
+        )
+    finally:
+        lanes.close()
