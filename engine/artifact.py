@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoTokenizer
 
 from engine.errors import ArtifactError, ConfigError
 from engine.manifest import FORMAT, PACKAGE, TOKENIZER, WEIGHTS, Manifest, Parity, file_digest, read_manifest
@@ -75,9 +74,7 @@ class Artifact:
             for kernels in _kernel_files(manifest):
                 load_kernels(path / kernels)
             weights = load_weights(path / WEIGHTS, target)
-            tokenizer = None
-            if (path / TOKENIZER).is_dir():
-                tokenizer = AutoTokenizer.from_pretrained(str(path / TOKENIZER), local_files_only=True)
+            tokenizer = _load_tokenizer(path / TOKENIZER)
         except (OSError, RuntimeError, ValueError, SafetensorError) as error:
             raise ArtifactError(
                 f"{path}: cannot be loaded: {error}; {_mend(path, manifest, target)}"
@@ -133,6 +130,14 @@ class Artifact:
         if self.manifest.plan is not None:
             return None
         return no_constant(self._architecture, getattr(torch, self.manifest.dtype), self.device)
+
+
+def _load_tokenizer(folder: Path) -> Any | None:
+    if not folder.is_dir():
+        return None
+    from transformers import AutoTokenizer  # noqa: PLC0415 - a third of a process's start where none is needed
+
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
 
 
 def _parse_device(device: str) -> torch.device:

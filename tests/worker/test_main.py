@@ -107,3 +107,8 @@ def test_told_to_end_while_loading(tmp_path: Path) -> None:
     _, said = process.communicate(timeout=20)
     assert process.returncode == 0, said
     assert "ended while loading" in said
+
+
+def test_a_start_does_not_wait_for_a_library_that_only_tokenizers_need() -> None:
+    command = "import sys, worker.service; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", command], check=False).returncode == 0

@@ -56,7 +56,7 @@ async def test_deadline_and_cancellation_are_written_with_an_expiry(
         assert abs(request.deadline_ms - 120_000 - await redis_ms(redis)) < SLACK_MS
         assert await client.cancel(replies)
         assert await redis.get(key) == CANCEL
-        assert 0 < await redis.pttl(key) <= 600_000
+        assert 0 < await redis.pttl(key) <= 600_000 + SLACK_MS
         assert client.redis_failures == 0
 
 
