@@ -65,7 +65,7 @@ class Artifact:
         ConfigError for another device; ArtifactError says what misfits and how to mend. `verify=False` skips
         the digests of the files (about a second a gigabyte) where their storage is trusted.
         """
-        target = _parse_device(device)
+        target = parse_device(device)
         manifest, digest = read_manifest(path)
         _check_machine(path, manifest, target)
         _check_files(path, manifest, target, verify)
@@ -140,7 +140,8 @@ def _load_tokenizer(folder: Path) -> Any | None:
     return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
 
 
-def _parse_device(device: str) -> torch.device:
+def parse_device(device: str) -> torch.device:
+    """ConfigError for what is none, or is not in this machine."""
     try:
         parsed = torch.device(device)
     except RuntimeError:

@@ -13,8 +13,8 @@ from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
-from engine.artifact import Artifact
-from engine.errors import ConfigError
+from engine.artifact import Artifact, parse_device
+from engine.errors import ArtifactError, ConfigError
 from engine.manifest import TOKENIZER
 from engine.options import suggest
 from engine.runtime.lanes import LanePool
@@ -35,6 +35,8 @@ class ArtifactStore:
     def __init__(
         self, paths: Mapping[str, Path], *, device: str = "cpu", lanes: int = 1, threads: int = 1
     ) -> None:
+        """ConfigError for a device that this machine does not have."""
+        parse_device(device)
         self._paths = MappingProxyType(dict(paths))
         self._device = device
         self._lanes = lanes
@@ -48,7 +50,10 @@ class ArtifactStore:
             raise ConfigError("artifact", name, "no such artifact; " + suggest(name, self._paths))
         with self._lock:
             if name not in self._opened:
-                artifact = Artifact.open(self._paths[name], device=self._device)
+                try:
+                    artifact = Artifact.open(self._paths[name], device=self._device)
+                except ArtifactError as error:
+                    raise ArtifactError(f"artifact {name!r}: {error}") from error
                 lanes = artifact.open_lanes(self._lanes, self._threads)
                 self._opened[name] = OpenedArtifact(artifact, lanes, _vocabulary(artifact))
             return self._opened[name]

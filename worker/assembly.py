@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.pipeline import Pipeline
+from engine.pipeline import ArtifactStore, Pipeline
 from schemas.deadletter import dead_letter_topic
 from schemas.plain import Limits
 from worker.admission import Admission
@@ -17,7 +17,7 @@ from worker.publisher import Publisher
 from worker.redis_deadlines import DeadlineStore
 from worker.redis_line import LineOptions
 from worker.routing import Router
-from worker.settings import PipelineSettings, RedisSettings
+from worker.settings import EngineSettings, PipelineSettings, RedisSettings
 from worker.stream import Stream, StreamOptions
 
 
@@ -53,6 +53,16 @@ def check_reply_topics(reply_topics: Sequence[str], request_topics: Iterable[str
             if reply_topic in (topic, dead_letter_topic(topic)):
                 reason = f"requests of a pipeline come from {topic!r}: replies need a topic of their own"
                 raise ConfigError(f"replies.topics.{index}", reply_topic, reason)
+
+
+def open_artifacts(settings: EngineSettings) -> ArtifactStore:
+    """Where pipelines find their artifacts, each loaded at its first use. ConfigError."""
+    try:
+        return ArtifactStore(
+            settings.artifacts, device=settings.device, lanes=settings.lanes, threads=settings.threads
+        )
+    except ConfigError as error:
+        raise error.under("engine") from None
 
 
 def make_store(settings: RedisSettings) -> DeadlineStore:

@@ -25,7 +25,14 @@ from aiokafka.errors import KafkaError
 from engine.errors import ArtifactError, ConfigError
 from engine.pipeline import ArtifactStore, Pipeline, read_pipeline
 from schemas.deadletter import dead_letter_topic
-from worker.assembly import check_distinct, check_reply_topics, make_store, make_stream, request_topic
+from worker.assembly import (
+    check_distinct,
+    check_reply_topics,
+    make_store,
+    make_stream,
+    open_artifacts,
+    request_topic,
+)
 from worker.broker_check import BrokerCheck
 from worker.cluster import connection_options
 from worker.config import WorkerConfig
@@ -119,12 +126,7 @@ class Service:
         for lasting in (self._beat(), self._brokers.run()):
             closing.callback(asyncio.create_task(lasting).cancel)
         closing.callback(self._watchdog.stop)
-        artifacts = ArtifactStore(
-            config.engine.artifacts,
-            device=config.engine.device,
-            lanes=config.engine.lanes,
-            threads=config.engine.threads,
-        )
+        artifacts = open_artifacts(config.engine)
         closing.callback(artifacts.close)
         pipelines = await self._load(artifacts, closing)
         await self._store.start()

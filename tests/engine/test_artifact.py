@@ -14,6 +14,7 @@ import torch
 from engine.artifact import Artifact
 from engine.errors import ArtifactError, ConfigError
 from engine.manifest import FORMAT, sealed
+from engine.store import ArtifactStore
 
 
 @pytest.fixture
@@ -66,6 +67,8 @@ def test_digest_names_the_content(tiny_causal: Any, change: Callable[..., Path])
 def test_unknown_device(tiny_causal: Any, device: str) -> None:
     with pytest.raises(ConfigError, match=f'device = {device!r}: must be "cpu", "cuda" or "cuda:N"'):
         Artifact.open(tiny_causal.artifact, device=device)
+    with pytest.raises(ConfigError, match=f"device = {device!r}: "):
+        ArtifactStore({}, device=device)
 
 
 def test_no_artifact(tmp_path: Path) -> None:

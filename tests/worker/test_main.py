@@ -50,7 +50,12 @@ TOKENIZER = GOOD.replace('"fixed_cost:Numbers"', "tokenizer, artifact: a")
         (GOOD.replace("Numbers", "Number"), "", 2, "p.yaml: nodes.n.kind = 'fixed_cost:Number': "),
         (GOOD, "replies: {topics: [boundgen.p.requests]}", 2, "replies.topics.0 = 'boundgen.p.requests': "),
         (TOKENIZER, "", 2, "p.yaml: nodes.n.artifact = 'a': no such artifact"),
-        (TOKENIZER, "engine: {artifacts: {a: none}}", 1, "none: no readable manifest.json"),
+        (
+            TOKENIZER,
+            "engine: {artifacts: {a: none}}",
+            1,
+            "artifact 'a': {here}/none: no readable manifest.json",
+        ),
         (GOOD, "pipelines: [{config: no.yaml}]", 2, "pipelines.0.config = '{here}/no.yaml': cannot be read"),
         (
             "",
