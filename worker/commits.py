@@ -72,7 +72,8 @@ class Committer:
         async with self._one_at_a_time:
             progress = self._tracker.to_commit()
             self._metrics.uncommitted.set(self._tracker.num_uncommitted)
-            if not progress:
+            if not progress:  # what failed may be another owner's by now
+                self.failing_since_s = None
                 return True
             try:
                 async with asyncio.timeout(self._timeout_s):
