@@ -23,8 +23,10 @@ import torch
 
 import engine
 from engine.build import BuildSpec, build_artifact
-from engine.build.spec import Device, Dtype
+from engine.build.spec import Device, Dtype, Kernels, Precision
 from engine.manifest import FORMAT, MANIFEST, file_digest
+from engine.ops.hopper.compiler import NvccMissingError, find_nvcc
+from engine.ops.hopper.compiler import digest as kernels_digest
 from engine.packed import BatchBounds
 from engine.runtime.machine import cpu_features, device_arch
 from tools.model_cache import cache_root
@@ -44,6 +46,8 @@ class Wanted:
     device: Device
     dtype: Dtype | None  # None: float32 on a CPU, bfloat16 on CUDA
     bounds: BatchBounds
+    precision: Precision | None = None  # of BuildSpec, as the next
+    kernels: Kernels = "fastest"
 
 
 def cached_artifact(
@@ -73,6 +77,8 @@ def cached_artifact(
             device=wanted.device,
             dtype=wanted.dtype,
             bounds=wanted.bounds,
+            precision=wanted.precision,
+            kernels=wanted.kernels,
             cache=artifacts.parent / "native",
         )
         build_artifact(spec, say)
@@ -130,11 +136,22 @@ def cache_key(wanted: Wanted) -> str:
     root = Path(engine.__file__).parent
     code = [path for name in BUILT_FROM for path in _code_files(root / name)]
     machine = (device_arch(torch.device(wanted.device)), *cpu_features())
-    asked = (wanted.device, wanted.dtype or "", repr(wanted.bounds))
+    asked = (wanted.device, wanted.dtype or "", repr(wanted.bounds), *_kernels(wanted))
     digest = hashlib.sha256("\0".join((str(FORMAT), torch.__version__, *machine, *asked)).encode())
     for path in [*code, *_model_files(wanted.model)]:
         digest.update(f"\0{path.name}\0{file_digest(path)}".encode())
     return digest.hexdigest()[:16]
+
+
+def _kernels(wanted: Wanted) -> tuple[str, ...]:
+    """What decides about the kernels: asked for, and the compiler that makes those for one GPU generation."""
+    if wanted.precision is None:
+        return ()
+    try:
+        compiler = kernels_digest(find_nvcc())
+    except NvccMissingError:
+        compiler = "no nvcc"
+    return (wanted.precision, wanted.kernels, compiler)
 
 
 def _code_files(path: Path) -> list[Path]:

@@ -15,7 +15,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +169,8 @@ def measure(
     result["check"] = check(pool, decoder, weights, a)
     say(f"check: {result['check']}")
     result["buckets"] = [measure_bucket(pool, a, t, plan.quantises) for t in options.tokens]
-    result["loads"] = measure_loads(pool, a, decoder.embed_tokens.weight, options)
+    embedding = decoder.embed_tokens.weight
+    result["loads"] = measure_loads(pool, a, embedding, options.in_flight, options.seconds)
     result["cost"] = pool.measure_cost().points
     say(f"cost: {[(t, round(ms, 3)) for t, ms in result['cost']]}")
 
@@ -200,8 +201,9 @@ class _EagerRunner:
 
 
 def measure_loads(
-    pool: GraphLanePool, a: Architecture, embedding: Tensor, options: argparse.Namespace
+    pool: GraphLanePool, a: Architecture, embedding: Tensor, in_flight: Sequence[int], seconds: float
 ) -> list[Any]:
+    """Closed-loop requests of 15 samples of each mix, two label rows for a head."""
     rows = embedding[:2].t().contiguous()
 
     def head(hidden: Tensor) -> tuple[Tensor, ...]:
@@ -215,10 +217,8 @@ def measure_loads(
             [torch.randint(0, a.vocab_size, (n,)).tolist() for n in draw_lengths(15, mean, most, generator)]
             for _ in range(64)
         ]
-        for count in options.in_flight:
-            load = run_closed_loop(
-                pool, head, requests, in_flight=count, seconds=options.seconds, bounds=BOUNDS
-            )
+        for count in in_flight:
+            load = run_closed_loop(pool, head, requests, in_flight=count, seconds=seconds, bounds=BOUNDS)
             loads.append({"mix": mix} | dataclasses.asdict(load))
             say(f"  {loads[-1]} fallbacks {pool.fallbacks}")
     return loads

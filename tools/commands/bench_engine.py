@@ -15,7 +15,9 @@ from rich.console import Console
 from engine.packed import BatchBounds
 from tools.artifact_cache import Wanted, cached_artifact
 from tools.bench.engine_compare import Setup, compare
+from tools.bench.shape_engine import ShapeSetup, bench_shape
 from tools.bench.workload import MAX_TOKENS
+from tools.commands.build import Kernels, Precision
 from tools.commands.demo import BOUNDS
 from tools.errors import UserError
 from tools.model_cache import smollm2_gguf
@@ -52,6 +54,16 @@ def engine(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each side, taken in turns.")] = 5,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of each side; all CPUs.")] = None,
     seed: Annotated[int, typer.Option(help="Of the lengths and token ids.")] = 20,
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead: random weights of this shape (qwen3-0.6b, qwen2.5-0.5b, smollm2-135m) on CUDA, "
+            "against the card's physics."
+        ),
+    ] = None,
+    precision: Annotated[Precision, typer.Option(help="With --shape.")] = Precision.FP8,
+    kernels: Annotated[Kernels, typer.Option(help="With --shape.")] = Kernels.FASTEST,
+    lanes: Annotated[int, typer.Option(min=1, help="With --shape.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON line.")] = False,
 ) -> None:
     """Compare the engine's samples/s with transformers: same model, threads, samples, in one run.
@@ -59,6 +71,9 @@ def engine(
     The peer computes one padded batch a request and only the last position's logits, in whichever of two ways
     is faster. A compiled artifact is built at the first run (a minute or two) and kept.
     """
+    if shape is not None:
+        _bench_shape(ShapeSetup(shape, precision.value, kernels.value, lanes), as_json)
+        return
     if device is Device.CUDA and not torch.cuda.is_available():
         raise UserError("--device = 'cuda': torch sees no CUDA device; boundgen doctor says more")
     console = Console(highlight=False, soft_wrap=True)
@@ -81,6 +96,14 @@ def engine(
     console.print(
         f"ratio: {ratio} times the samples/s of {peer.value}; {without} if its padding counted as work"
     )
+    if as_json:
+        typer.echo(json.dumps(found))
+
+
+def _bench_shape(setup: ShapeSetup, as_json: bool) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    with Steps() as say:
+        found = bench_shape(setup, say, console.print)
     if as_json:
         typer.echo(json.dumps(found))
 

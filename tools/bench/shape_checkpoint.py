@@ -1,0 +1,68 @@
+"""A checkpoint of a benchmarked shape with random weights, as transformers would save it: what a build takes.
+
+Kept in the cache. Embeddings of deviation 1 and matrices of 0.03 keep the residual stream's size through all
+layers, as in trained models; the head is a matrix of its own, so that logits stay within a few units.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from engine.models.architecture import Architecture
+
+DEVIATION, EMBEDDING_DEVIATION = 0.03, 1.0
+MAX_POSITIONS = 4096
+
+
+def shape_checkpoint(name: str, a: Architecture, cache: Path) -> Path:
+    """The checkpoint's directory in `cache`, written now if it is not there; bfloat16."""
+    target = cache / "shapes" / f"{name}-{a.num_layers}"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            folder = Path(scratch, "checkpoint")
+            _write(a, folder)
+            shutil.move(folder, target)
+    return target
+
+
+def _write(a: Architecture, folder: Path) -> None:
+    kind = "Qwen3" if a.qk_norm else "Qwen2" if a.qkv_bias else "Llama"
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=a.vocab_size,
+        hidden_size=a.hidden_size,
+        intermediate_size=a.intermediate_size,
+        num_hidden_layers=a.num_layers,
+        num_attention_heads=a.num_heads,
+        num_key_value_heads=a.num_kv_heads,
+        head_dim=a.head_dim,
+        rms_norm_eps=a.norm_eps,
+        max_position_embeddings=MAX_POSITIONS,
+        rope_parameters={"rope_type": "default", "rope_theta": _theta(a)},
+        initializer_range=DEVIATION,
+        tie_word_embeddings=False,
+    )
+    generator = torch.Generator().manual_seed(0)
+    with torch.device("meta"):
+        model: Any = getattr(transformers, f"{kind}ForCausalLM")(config)
+    model = model.to_empty(device="cpu").to(torch.bfloat16)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if "norm" in parameter_name:
+                parameter.copy_(torch.rand(parameter.shape, generator=generator) + 0.5)
+            else:
+                embeds = "embed" in parameter_name
+                drawn = torch.randn(parameter.shape, generator=generator)
+                parameter.copy_(drawn * (EMBEDDING_DEVIATION if embeds else DEVIATION))
+    model.save_pretrained(folder)
+
+
+def _theta(a: Architecture) -> float:
+    """inv_freq[i] = theta ** (-2 i / head_dim)"""
+    return float(round(a.rope.inv_freq[1] ** (-a.head_dim / 2)))
