@@ -17,7 +17,7 @@ from engine.models.architecture import Architecture, Rope
 from engine.models.cuda_decoder import CudaDecoder
 from engine.models.cuda_weights import prepare_weights
 from engine.models.decoder import PackedDecoder
-from engine.models.plan import HopperKernels, Plan, choose_plan
+from engine.models.plan import HopperKernels, Plan, choose_plan, restrict_plan
 from engine.packed import BatchBounds, PackedBatch, pack
 
 BOUNDS = BatchBounds(8, 256, 96)
@@ -96,6 +96,20 @@ def test_near_the_eager_decoder(kind: str, precision: str, portable: tuple[int, 
     made = make(kind)
     decoder = made.decoder(made.plan(precision, portable))
     assert error(run(decoder, pack(SAMPLES)), run(made.eager, pack(SAMPLES))) < TOLERANCE[precision]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_precision_may_change_between_layers_and_matrices(kind: str) -> None:
+    """What a choice by measured accuracy leaves: some matrices of some layers in 16 bits."""
+    made = make(kind)
+    narrow = dict.fromkeys(("qkv", "output", "gate_up", "down"), "e4m3_static")
+    first, last = narrow | {"down": "bf16"}, narrow | {"qkv": "bf16", "output": "bf16"}
+    plan = restrict_plan(made.plan("fp8"), [first, dict.fromkeys(narrow, "bf16"), last])
+    assert plan.runs() == [("hopper", range(3))]
+    decoder = made.decoder(plan)
+    found = error(run(decoder, pack(SAMPLES)), run(made.eager, pack(SAMPLES)))
+    whole = error(run(made.decoder(made.plan("fp8")), pack(SAMPLES)), run(made.eager, pack(SAMPLES)))
+    assert TOLERANCE["bf16"] < found < whole
 
 
 def test_packed_equals_single() -> None:
