@@ -18,6 +18,7 @@ from torch import Tensor
 from engine.errors import ArtifactError, ConfigError
 from engine.manifest import FORMAT, PACKAGE, TOKENIZER, WEIGHTS, Manifest, Parity, file_digest, read_manifest
 from engine.models.architecture import Architecture
+from engine.models.cuda_weights import restore_weights
 from engine.models.decoder import PackedDecoder, no_constant
 from engine.models.plan import Plan
 from engine.models.weights import EMBEDDING, LM_HEAD, SCORE
@@ -100,11 +101,17 @@ class Artifact:
         return self._tokenizer
 
     def constant_prefix(self, ids: tuple[int, ...]) -> ConstantPrefix:
-        """Keys and values of what prompts start with, by the eager decoder in the weights' own dtype; about
-        the time of one sample. Only for an artifact whose lanes take prefixes."""
-        decoder = PackedDecoder.from_weights(self._architecture, self._weights, max(len(ids), 1))
+        """Keys and values of what prompts start with, by the eager decoder in the weights' own dtype, without
+        8-bit activations; about the time of one sample. Only for an artifact whose lanes take prefixes."""
+        architecture, weights = self._architecture, self._weights
+        if self.manifest.plan is not None:
+            weights = restore_weights(weights, architecture)
+        decoder = PackedDecoder.from_weights(architecture, weights, max(len(ids), 1))
         with torch.inference_mode():
-            return ConstantPrefix(ids, decoder.keys_values(torch.tensor(ids, device=self.device)))
+            keys_values = decoder.keys_values(torch.tensor(ids, device=self.device))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # lanes read it on streams of their own
+        return ConstantPrefix(ids, keys_values)
 
     def open_lanes(self, lanes: int, threads: int = 1) -> LanePool:
         """`lanes` threads, each with its own runner over the shared weights and `threads` CPU threads."""
@@ -127,7 +134,7 @@ class Artifact:
     @property
     def no_constant(self) -> Tensor | None:
         """What the package takes for a constant prefix where there is none; None: it takes no prefixes."""
-        if self.manifest.plan is not None:
+        if self.manifest.plan is not None and not Plan.from_manifest(self.manifest.plan).takes_prefixes:
             return None
         return no_constant(self._architecture, getattr(torch, self.manifest.dtype), self.device)
 

@@ -31,12 +31,16 @@ class ConstantPrefix:
 class Rules:
     """When a prefix pays. Tokens: a shorter one is computed with each sample.
 
-    A prefix costs a second attention for every sample after it. Measured on a CPU (tools/bench/RESULTS.md).
+    A prefix costs a second attention for every sample after it, and its segment a row in the last layer. On a
+    CPU the shortest tried, 4 tokens of two samples, still gained 4%, 8 tokens 5% (tools/bench/RESULTS.md).
     """
 
     min_constant: int = 8
     min_shared: int = 8
-    min_saved: int = 16  # by a request prefix: its tokens times the samples that do not compute it
+    min_saved: int = 8  # by a request prefix: its tokens times the samples that do not compute it
+
+
+SHARE_ALL = Rules(1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,7 @@ class Prefixes:
 
     constant: ConstantPrefix | None = None
     rules: Rules | None = None
+    most_segments: int | None = None  # of a batch; requests beyond it share nothing among their samples
 
     def pack(self, requests: Sequence[Sequence[Ids]]) -> tuple[PackedBatch, list[Saved]]:
         """All samples of all requests in order, and what that saved each request."""
@@ -121,7 +126,18 @@ class Prefixes:
         else:
             constant = self.constant.ids if self.constant is not None else ()
             splits = [split(samples, constant, self.rules) for samples in requests]
+            splits = self._within(splits)
         return pack_split(requests, splits, self.constant), [each.saved for each in splits]
+
+    def _within(self, splits: list[Split]) -> list[Split]:
+        if self.most_segments is None:
+            return splits
+        room = self.most_segments - sum(len(each.constant) for each in splits)
+        kept = []
+        for each in splits:
+            room -= bool(each.shared)
+            kept.append(each if room >= 0 else Split(each.constant))
+        return kept
 
 
 def common_length(left: Sequence[int], right: Sequence[int]) -> int:

@@ -25,7 +25,7 @@ from engine.models.architecture import Architecture
 from engine.models.checkpoint import Checkpoint
 from engine.models.cuda_decoder import CudaDecoder
 from engine.models.cuda_weights import prepare_weights
-from engine.models.decoder import PackedDecoder
+from engine.models.decoder import PackedDecoder, no_constant
 from engine.models.plan import HopperKernels, Plan, choose_plan, restrict_plan
 from engine.packed import pack
 
@@ -97,7 +97,10 @@ def write_planned_package(
     )
     progress("exporting")
     exported = export_decoder(
-        CudaDecoder.from_weights(architecture, prepared, plan, spec.bounds), spec.bounds, device
+        CudaDecoder.from_weights(architecture, prepared, plan, spec.bounds),
+        spec.bounds,
+        device,
+        no_constant(architecture, torch.bfloat16, device) if plan.takes_prefixes else None,
     )
     progress("compiling the model")
     compile_package(exported, folder / PACKAGE, as_traced=True)

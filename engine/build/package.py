@@ -135,7 +135,7 @@ def _measure(
         device=torch.device(spec.device),
         lanes=1,
         threads=torch.get_num_threads(),
-        no_constant=_no_constant(spec, checkpoint) if plan is None else None,
+        no_constant=_no_constant(spec, checkpoint) if plan is None or plan.takes_prefixes else None,
     )
 
     def forward(packed: PackedBatch) -> Tensor:
@@ -145,7 +145,8 @@ def _measure(
         judged = None if accuracy is None else judge_package(accuracy, checkpoint, forward, spec.bounds)
         checkpoint.reference.to(spec.device)
         precision = "fp8" if plan is not None and plan.quantises else spec.dtype_name
-        return measure_parity(checkpoint, forward, spec.bounds, precision), judged
+        parity = measure_parity(checkpoint, forward, spec.bounds, precision, prefixes=pool.takes_prefixes)
+        return parity, judged
     finally:
         pool.close()
 

@@ -17,6 +17,7 @@ from engine.errors import ArtifactError
 from engine.manifest import Parity
 from engine.models.checkpoint import Checkpoint
 from engine.packed import BatchBounds, PackedBatch, pack
+from engine.prefixes import SHARE_ALL, Prefixes
 
 # (largest, mean) difference. float32: two orders of summation; usually 3e-5, but a sample that drives
 # activations into the ten thousands shows 1e-3 in transformers too, between its runs alone and in a batch.
@@ -27,8 +28,13 @@ _TOP = 64  # the reference's likeliest tokens: what scores and top-k are made of
 Forward = Callable[[PackedBatch], Tensor]
 
 
-def measure_parity(checkpoint: Checkpoint, forward: Forward, bounds: BatchBounds, dtype: str) -> Parity:
-    """`forward` gives the package's float32 hidden states; ArtifactError where it is out of tolerance."""
+def measure_parity(
+    checkpoint: Checkpoint, forward: Forward, bounds: BatchBounds, dtype: str, *, prefixes: bool = False
+) -> Parity:
+    """`forward` gives the package's float32 hidden states; ArtifactError where it is out of tolerance.
+
+    `prefixes`: each sample also as two that share all they can: that is another way through the package.
+    """
     reference = checkpoint.reference
     padding = reference.config.pad_token_id
     samples = probe_samples(
@@ -40,6 +46,10 @@ def measure_parity(checkpoint: Checkpoint, forward: Forward, bounds: BatchBounds
     found = torch.cat([forward(pack(batch)) for batch in _batches(samples, bounds)])
     with torch.inference_mode():
         expected = torch.cat([_reference_rows(checkpoint, sample) for sample in samples])
+    if prefixes and bounds.samples >= 2:
+        twice = [Prefixes(None, SHARE_ALL).pack([[tuple(sample)] * 2])[0] for sample in samples]
+        found = torch.cat([found, *(forward(packed)[:1] for packed in twice)])
+        expected = expected.repeat(2, 1)
     quantity, errors, agreement = _compare(checkpoint, found, expected)
     largest, mean = _TOLERANCES[dtype]
     parity = Parity(

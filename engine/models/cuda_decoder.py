@@ -9,6 +9,7 @@ computes, 8-bit rounding included.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ class CudaDecoder(nn.Module):
         self.norm = Norm(a.hidden_size)
         self.eps = a.norm_eps
         self.tile_tokens = tile_tokens(a.num_heads, a.num_kv_heads)
-        self.max_samples, self.max_seqlen = bounds.samples + 1, bounds.tokens_per_sample
+        self.max_segments, self.max_seqlen = bounds.segments + 1, bounds.tokens_per_sample
         for name in (COS, SIN):
             self.register_buffer(name, torch.empty(bounds.tokens_per_sample, a.head_dim // 2))
         if any(path == "hopper" for path, _ in self.runs):
@@ -67,10 +68,17 @@ class CudaDecoder(nn.Module):
         decoder.load_state_dict(weights, strict=True, assign=True)
         return decoder.requires_grad_(False).eval()
 
-    def forward(self, input_ids: Tensor, positions: Tensor, cu_seqlens: Tensor) -> Tensor:
-        """input_ids int64[T], positions int64[T], cu_seqlens int32[S+1] -> bf16[S, hidden_size], normed.
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        cu_seqlens: Tensor,
+        prefixes: Tensor | None = None,
+        constant: Tensor | None = None,
+    ) -> Tensor:
+        """PackedDecoder's inputs -> bf16[S, hidden_size], normed. No prefixes where a layer is a hopper one.
 
-        One row a sample, its last token; a sample without tokens repeats another's row.
+        One row a segment, its last token; a segment without tokens repeats another's row.
         """
         paths = {path for path, _ in self.runs}
         portable = self._batch(positions, cu_seqlens) if "portable" in paths else None
@@ -85,10 +93,11 @@ class CudaDecoder(nn.Module):
                 x, delta = self._run_hopper(layers, hopper, input_ids, x, delta, last), None
                 continue
             x = F.embedding(input_ids, self.embed_tokens.weight) if x is None else x
-            *earlier, final = layers
-            for layer in earlier:
-                x, delta = layer(x, delta, portable)
-            x, delta = final(x, delta, portable, last)
+            for index, layer in zip(indices, layers, strict=True):
+                given = portable
+                if given is not None and prefixes is not None and constant is not None:
+                    given = replace(given, before=(prefixes, constant[index, 0], constant[index, 1]))
+                x, delta = layer(x, delta, given, last if layer is layers[-1] else None)
         assert x is not None
         return add_rms_norm(x, delta, self.norm.weight, self.eps)[1].values
 
@@ -106,7 +115,7 @@ class CudaDecoder(nn.Module):
     def _batch(self, positions: Tensor, cu_seqlens: Tensor) -> Batch:
         tiles = attention_tiles(
             cu_seqlens, positions,
-            tokens=self.tile_tokens, max_samples=self.max_samples, max_seqlen=self.max_seqlen,
+            tokens=self.tile_tokens, max_samples=self.max_segments, max_seqlen=self.max_seqlen,
         )  # fmt: skip
         return Batch(positions, cu_seqlens, tiles, (self.rope_cos, self.rope_sin))
 

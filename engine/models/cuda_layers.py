@@ -34,6 +34,7 @@ class Batch:
     cu_seqlens: Tensor  # int32[S+1]
     tiles: Tensor  # of attention_tiles
     tables: tuple[Tensor, Tensor]  # rotary cos and sin
+    before: tuple[Tensor, Tensor, Tensor] | None = None  # prefixes, this layer's constant keys and values
 
 
 class Matrix(nn.Module):
@@ -93,7 +94,9 @@ class CudaAttention(nn.Module):
             self.qkv(x), batch.positions, batch.tables, norms,
             heads=self.heads, kv_heads=self.kv_heads, eps=self.eps, q_scale=self.q_scale,
         )  # fmt: skip
-        return varlen_attention(q, k, v, batch.tiles, batch.cu_seqlens, scale=output.input_scale)
+        return varlen_attention(
+            q, k, v, batch.tiles, batch.cu_seqlens, scale=output.input_scale, before=batch.before
+        )
 
 
 class CudaLayer(nn.Module):

@@ -67,6 +67,19 @@ def prepare_weights(
     return prepared
 
 
+def restore_weights(prepared: Mapping[str, Tensor], architecture: Architecture) -> dict[str, Tensor]:
+    """The eager decoder's tensors in bfloat16 out of the CUDA decoder's; of a quantised matrix those that its
+    8-bit values stand for. For plans without hopper layers."""
+    restored: dict[str, Tensor] = {}
+    for name, tensor in prepared.items():
+        if name in (COS, SIN) or name.endswith((".weight_scale", ".input_scale")):
+            continue
+        scale = prepared.get(f"{name}_scale")
+        restored[name] = tensor if scale is None else (tensor.float() * scale).bfloat16()
+    device = prepared[COS].device
+    return restored | {INV_FREQ: torch.tensor(architecture.rope.inv_freq, device=device)}
+
+
 def _rope_tables(inv_freq: Tensor, scaling: float, max_seqlen: int) -> dict[str, Tensor]:
     """float32[max_seqlen, head_dim / 2] each."""
     angle = torch.arange(max_seqlen, device=inv_freq.device).float()[:, None] * inv_freq.float()

@@ -69,6 +69,11 @@ class Plan:
     def quantises(self) -> bool:
         return any(getattr(layer, matrix) == "fp8" for layer in self.layers for matrix in MATRICES)
 
+    @property
+    def takes_prefixes(self) -> bool:
+        """The hopper kernels' attention knows none."""
+        return all(layer.path == "portable" for layer in self.layers)
+
     def runs(self) -> list[tuple[KernelPath, range]]:
         """Consecutive layers of one path, in order."""
         found: list[tuple[KernelPath, range]] = []

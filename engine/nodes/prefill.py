@@ -124,7 +124,7 @@ def _prefixes(options: PrefillOptions, opened: OpenedArtifact, context: NodeCont
         return Prefixes()
     rules = Rules()
     (source,) = context.inputs.values()
-    ids = source.constant_prefix[: context.bounds.tokens_per_sample - 1]
-    if len(ids) < rules.min_constant:
-        return Prefixes(None, rules)
-    return Prefixes(opened.artifact.constant_prefix(ids), rules)
+    longest = min(context.bounds.tokens_per_sample - 1, opened.lanes.most_constant)
+    ids = source.constant_prefix[:longest]
+    constant = opened.artifact.constant_prefix(ids) if len(ids) >= rules.min_constant else None
+    return Prefixes(constant, rules, opened.lanes.most_segments)

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.packed import PackedBatch
+from engine.packed import MIN_SAMPLES, NO_PREFIX, PackedBatch
 from engine.runtime.buckets import Bucket, Buckets
 from engine.runtime.native import Runner
 
 Head = Callable[[Tensor], tuple[Tensor, ...]]
+CONSTANT_ROWS = 256  # tokens of a constant prefix that a graph has room for
 _ALIGN = 64  # bytes; kernels read 16 at a time
 
 
@@ -31,26 +32,33 @@ class BucketInputs:
     input_ids: Tensor
     positions: Tensor
     cu_seqlens: Tensor
+    prefixes: Tensor
 
     @classmethod
     def over(cls, memory: Tensor, bucket: Bucket) -> BucketInputs:
-        width, borders = _wide(bucket.tokens), 4 * (bucket.samples + 1)
+        width, borders = _wide(8 * bucket.tokens), 4 * (bucket.samples + 1)
         ids, positions = (memory[i * width : i * width + 8 * bucket.tokens] for i in (0, 1))
         ends = memory[2 * width : 2 * width + borders]
-        return cls(ids.view(torch.int64), positions.view(torch.int64), ends.view(torch.int32))
+        start = 2 * width + _wide(borders)
+        before = memory[start : start + 8 * bucket.samples].view(torch.int32).view(bucket.samples, 2)
+        return cls(ids.view(torch.int64), positions.view(torch.int64), ends.view(torch.int32), before)
 
     @staticmethod
     def num_bytes(bucket: Bucket) -> int:
-        return 2 * _wide(bucket.tokens) + 4 * (bucket.samples + 1)
+        return 2 * _wide(8 * bucket.tokens) + _wide(4 * (bucket.samples + 1)) + 8 * bucket.samples
 
     def fill(self, packed: PackedBatch) -> None:
-        """The real samples; the rest of the bucket is token 0 of no sample."""
+        """The real segments; the rest of the bucket is token 0 of no segment."""
         tokens, segments = packed.num_tokens, packed.num_segments
         for ours, theirs in ((self.input_ids, packed.input_ids), (self.positions, packed.positions)):
             ours[:tokens].copy_(theirs[:tokens])
             ours[tokens:].zero_()
         self.cu_seqlens[: segments + 1].copy_(packed.cu_seqlens[: segments + 1])
         self.cu_seqlens[segments + 1 :].fill_(tokens)
+        self.prefixes[:, 0].fill_(NO_PREFIX[0])
+        self.prefixes[:, 1].fill_(NO_PREFIX[1])
+        if packed.prefixes is not None:
+            self.prefixes[:segments].copy_(packed.prefixes[:segments])
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,17 @@ class GraphLane:
     """Captured once, then frozen: serving compiles and captures nothing, and allocates only for an unknown
     head."""
 
-    def __init__(self, runner: Runner, stream: torch.cuda.Stream, buckets: Buckets, hidden_size: int) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        stream: torch.cuda.Stream,
+        buckets: Buckets,
+        hidden_size: int,
+        no_constant: Tensor | None = None,
+        constant_rows: int = CONSTANT_ROWS,
+    ) -> None:
+        """`no_constant` as LanePool takes it: graphs read the constant prefix, of at most `constant_rows`
+        tokens, from a buffer of the lane."""
         largest = Bucket(buckets.tokens[-1], buckets.samples[-1])
         self._runner, self.stream, self._buckets = runner, stream, buckets
         self._pool = torch.cuda.graph_pool_handle()
@@ -71,6 +89,12 @@ class GraphLane:
         self._host = torch.zeros(BucketInputs.num_bytes(largest), dtype=torch.uint8, pin_memory=True)
         self._device = torch.zeros_like(self._host, device=device)
         self._hidden = torch.zeros((largest.samples, hidden_size), dtype=torch.bfloat16, device=device)
+        self._constant: Tensor | None = None
+        if no_constant is not None:
+            layers, both, _, *heads = no_constant.shape
+            shape = (layers, both, max(constant_rows, MIN_SAMPLES), *heads)
+            self._constant = torch.zeros(shape, dtype=no_constant.dtype, device=device)
+        self._held: Tensor | None = None  # what `_constant` is a copy of
         self._graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, BucketInputs]] = {}
         self._heads: dict[tuple[Head, int], _HeadGraph] = {}
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -106,6 +130,7 @@ class GraphLane:
         graph, inputs = self._graphs[bucket]
         inputs.fill(packed)
         with torch.cuda.stream(self.stream), torch.no_grad():
+            self._hold_constant(packed.constant)
             graph.replay()
             known = self._heads.get((head, bucket.samples))
             if known is not None:
@@ -127,6 +152,9 @@ class GraphLane:
         """Fill the buffers; the result replays that batch's graph on the caller's stream. For measuring."""
         graph, inputs = self._graphs[self._find(packed)]
         inputs.fill(packed)
+        with torch.cuda.stream(self.stream), torch.no_grad():
+            self._hold_constant(packed.constant)
+        self.stream.synchronize()
         replay: Callable[[], None] = graph.replay
         return replay
 
@@ -150,16 +178,26 @@ class GraphLane:
 
     def _find(self, packed: PackedBatch) -> Bucket:
         """The batch's bucket; tiny token sizes have no graph for many samples, the next larger ones do."""
-        wanted = self._buckets.choose(packed.num_tokens, packed.num_samples)
+        wanted = self._buckets.choose(packed.num_tokens, packed.num_segments)
         if wanted in self._graphs:
             return wanted
         return min(x for x in self._graphs if x.tokens >= wanted.tokens and x.samples >= wanted.samples)
+
+    def _hold_constant(self, constant: Tensor | None) -> None:
+        """Copied on the device where another pipeline's was there."""
+        if constant is not None and constant is not self._held:
+            assert self._constant is not None
+            self._constant[:, :, : constant.shape[2]].copy_(constant)
+            self._held = constant
 
     def _run_model(self, bucket: Bucket) -> None:
         size = BucketInputs.num_bytes(bucket)
         self._device[:size].copy_(self._host[:size], non_blocking=True)
         inputs = BucketInputs.over(self._device, bucket)
-        out = self._runner.run([inputs.input_ids, inputs.positions, inputs.cu_seqlens])[0]
+        given = [inputs.input_ids, inputs.positions, inputs.cu_seqlens]
+        if self._constant is not None:
+            given += [inputs.prefixes, self._constant]
+        out = self._runner.run(given)[0]
         self._hidden[: bucket.samples].copy_(out)
 
 
@@ -188,6 +226,6 @@ def _copy_out(values: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> None:
         result.copy_(value.to(result.dtype), non_blocking=True)
 
 
-def _wide(tokens: int) -> int:
-    """Bytes of one int64 row of tokens, up to the alignment."""
-    return -(-8 * tokens // _ALIGN) * _ALIGN
+def _wide(num_bytes: int) -> int:
+    """Up to the alignment."""
+    return -(-num_bytes // _ALIGN) * _ALIGN

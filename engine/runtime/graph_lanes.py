@@ -17,10 +17,10 @@ from threading import Barrier, Lock
 import torch
 from torch import Tensor
 
-from engine.packed import BatchBounds, PackedBatch, pack
+from engine.packed import MIN_SAMPLES, BatchBounds, PackedBatch, pack
 from engine.runtime.buckets import make_buckets
 from engine.runtime.cost import CostModel, sizes_to_measure
-from engine.runtime.graph_lane import GraphLane, Head
+from engine.runtime.graph_lane import CONSTANT_ROWS, GraphLane, Head
 from engine.runtime.lanes import LanePool
 from engine.runtime.native import Runner, open_runner
 
@@ -67,6 +67,14 @@ class GraphLanePool(LanePool):
     def prepare(self, head: Head) -> None:
         """Capture `head` on every lane. Call while no lane has work."""
         self._on_every_lane(lambda lane: self._alone(lane.capture_head, head))
+
+    @property
+    def most_segments(self) -> int:
+        return max(self._bounds.samples, MIN_SAMPLES)  # what the largest bucket holds
+
+    @property
+    def most_constant(self) -> int:
+        return min(super().most_constant, CONSTANT_ROWS)
 
     @property
     def fallbacks(self) -> int:
@@ -119,7 +127,14 @@ class GraphLanePool(LanePool):
         started, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         hidden_size = self._weights["norm.weight"].shape[0]
-        lane = GraphLane(self.open_runner(), stream, make_buckets(self._bounds), hidden_size)
+        lane = GraphLane(
+            self.open_runner(),
+            stream,
+            make_buckets(self._bounds),
+            hidden_size,
+            self._no_constant,
+            self.most_constant,
+        )
         lane.capture()
         self._mine.graphs = lane
         self._lanes.append(lane)

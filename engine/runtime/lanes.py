@@ -74,6 +74,15 @@ class LanePool:
     def takes_prefixes(self) -> bool:
         return self._no_constant is not None
 
+    @property
+    def most_segments(self) -> int:
+        return self._bounds.segments
+
+    @property
+    def most_constant(self) -> int:
+        """Tokens of a constant prefix."""
+        return self._bounds.tokens_per_sample - 1
+
     def forward(self, packed: PackedBatch) -> Tensor:
         """Normed hidden states of each real sample's last token: float32[num_samples, H], CPU."""
         return self.run(packed, lambda hidden: (hidden,))[0]
@@ -130,6 +139,8 @@ class LanePool:
         for key, value in zip(("samples", "tokens", "tokens_per_sample"), given, strict=True):
             if value > getattr(self._bounds, key):
                 raise ValueError(f"{key} = {value}: over the artifact's {getattr(self._bounds, key)}")
+        if packed.num_segments > self.most_segments:
+            raise ValueError(f"segments = {packed.num_segments}: a batch may have {self.most_segments}")
         if packed.prefixes is not None and not self.takes_prefixes:
             raise ValueError("prefixes: this artifact's package takes none")
         low, high = (int(x) for x in packed.input_ids.aminmax())

@@ -22,6 +22,7 @@ from engine.models.decoder import PackedDecoder
 from engine.ops import reference
 from engine.ops.packed_attention import packed_attention
 from engine.packed import BatchBounds, pack
+from engine.prefixes import Prefixes, Rules, Saved
 from engine.runtime.lanes import LanePool
 from engine.runtime.native import load_native
 from tiny_checkpoints import save_checkpoint
@@ -164,3 +165,48 @@ def test_attention(head_dim: int, dtype: torch.dtype) -> None:
     out = packed_attention(q, k, v, cu_seqlens, MAX_TOKENS)
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-4
     torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [16, 12, 64, 128])
+def test_attention_to_prefixes(head_dim: int, dtype: torch.dtype) -> None:
+    load_native(build_native(require_compiler(), default_cache()))
+    generator = torch.Generator().manual_seed(0)
+    lengths = [1, 130, 7, 33, 64, 2]
+    before = [[4, 20], [4, 20], [5, 0], [-1, 9], [-1, 20], [-1, 0]]
+    prefixes = torch.tensor(before, dtype=torch.int32, device="cuda")
+
+    def draw_rows(count: int, heads: int) -> Tensor:
+        return torch.randn(count, heads, head_dim, generator=generator).to("cuda", dtype)
+
+    q, k, v = (draw_rows(sum(lengths), heads) for heads in (6, 2, 2))
+    constant = (draw_rows(20, 2), draw_rows(20, 2))
+    cu_seqlens = torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
+    wide = (x.float() for x in (q, k, v))
+    expected = reference.packed_attention(
+        *wide, cu_seqlens, prefixes, (constant[0].float(), constant[1].float())
+    )
+    out = packed_attention(q, k, v, cu_seqlens, MAX_TOKENS, prefixes, constant)
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-4
+    torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_prefixes_give_what_whole_samples_give(built: Built, lanes: LanePool) -> None:
+    if not lanes.takes_prefixes:
+        pytest.skip("this plan's kernels take no prefixes")
+    vocab_size = built.artifact.manifest.architecture["vocab_size"]
+    start = tuple(i % vocab_size for i in range(3, 23))
+    shared = (*start, *(i % vocab_size for i in range(30, 50)))
+    requests = [
+        [(*shared, i % vocab_size, 2) for i in range(5)],
+        [(5,) * 30, (6,)],
+        [(*start, 1)],
+    ]
+    constant = built.artifact.constant_prefix(start)
+    packed, saved = Prefixes(constant, Rules(1, 1, 1), lanes.most_segments).pack(requests)
+    assert saved[0] == Saved(100, 80)
+    found = lanes.executor.submit(lanes.forward, packed).result(WAIT_S)
+    whole = pack([sample for request in requests for sample in request])
+    expected = lanes.executor.submit(lanes.forward, whole).result(WAIT_S)
+    error = (found - expected).abs()
+    assert error.mean() < (1e-3 if built.artifact.manifest.dtype == "float32" else HIDDEN_TOLERANCE)

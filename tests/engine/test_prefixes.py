@@ -100,6 +100,15 @@ def test_what_does_not_pay_is_computed_with_each_sample() -> None:
     assert split([(*shared, i) for i in range(5, 8)], (1, 2), rules) == Split((0, 0, 0), 4)
 
 
+def test_a_batch_without_room_for_more_segments_computes_the_rest_whole() -> None:
+    request = [(1, 2, 3), (1, 2, 4)]
+    for most, shared in ((4, 0), (5, 1), (6, 2), (None, 2)):
+        packed, saved = Prefixes(None, ALWAYS, most).pack([request, request])
+        assert packed.num_segments == 4 + shared
+        assert saved == [Saved(request=2)] * shared + [Saved()] * (2 - shared)
+        assert read_back(packed, ()) == [list(sample) for sample in request] * 2
+
+
 def test_saved_tokens_by_kind() -> None:
     assert Split((2, 2, 2), 7).saved == Saved(constant=6, request=10)
     assert Split((2, 1)).saved == Saved(constant=3)

@@ -1,6 +1,6 @@
 """boundgen::attention_tiles: the work list of varlen_attention, made once a forward on the device.
 
-    tiles[w] = (first row of the sample, its length, first token of the tile, 0)
+    tiles[w] = (first row of the segment, its length, first token of the tile, the segment)
 
 Tiles of the largest first token come first: they have the most keys, so the long ones do not end last.
 There are T // tokens + S places, enough for any lengths that add up to T; unused ones have length 0.
@@ -41,7 +41,7 @@ def _attention_tiles(
     tl.store(out, tl.sum(tl.where(chosen, start, 0), 0))
     tl.store(out + 1, tl.sum(tl.where(chosen, length, 0), 0))
     tl.store(out + 2, low * TOKENS)
-    tl.store(out + 3, 0)
+    tl.store(out + 3, tl.sum(tl.where(chosen, sample, 0), 0))
 
 
 def _allocate(

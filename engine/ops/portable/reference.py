@@ -62,11 +62,11 @@ def attention_tiles(
 ) -> Tensor:
     borders = cu_seqlens.tolist()
     rows = [
-        (first, stop - first, at, 0)
-        for first, stop in pairwise(borders)
+        (first, stop - first, at, segment)
+        for segment, (first, stop) in enumerate(pairwise(borders))
         for at in range(0, stop - first, tokens)
     ]
-    rows.sort(key=lambda row: -row[2])  # stable: samples stay in order
+    rows.sort(key=lambda row: -row[2])  # stable: segments stay in order
     places = positions.shape[0] // tokens + cu_seqlens.shape[0] - 1
     tiles = torch.zeros((places, 4), dtype=torch.int32)
     if rows:
@@ -75,17 +75,27 @@ def attention_tiles(
 
 
 def varlen_attention(
-    q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, cu_seqlens: Tensor, scale: Tensor | None
-) -> Tensor:
-    """Softmax in base 2 over each sample's earlier tokens; rows of no sample are zero here."""
+    q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, cu_seqlens: Tensor, scale: Tensor | None,
+    prefixes: Tensor | None = None, constant_k: Tensor | None = None, constant_v: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Softmax in base 2 over each segment's prefixes and earlier tokens; rows of no segment are zero here."""
     group = q.shape[1] // k.shape[1]
     out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-    borders = cu_seqlens.tolist()
-    for start, stop in pairwise(borders):
+    borders = list(pairwise(cu_seqlens.tolist()))
+    before = [(-1, 0)] * len(borders) if prefixes is None else prefixes.tolist()
+    for (start, stop), (parent, count) in zip(borders, before, strict=True):
         rows = slice(start, stop)
-        keys, values = (x[rows].float().repeat_interleave(group, dim=1) for x in (k, v))
+        seen = slice(*borders[parent]) if parent >= 0 else slice(0, 0)
+        keys, values = (
+            torch.cat((x[:0] if constant is None else constant[:count], x[seen], x[rows]))
+            .float()
+            .repeat_interleave(group, dim=1)
+            for x, constant in ((k, constant_k), (v, constant_v))
+        )
         scores = torch.einsum("thd,shd->hts", q[rows].float(), keys) * 0.6931471805599453  # ln 2
-        future = torch.ones(stop - start, stop - start, dtype=torch.bool, device=q.device).triu(1)
+        future = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu(
+            1 + len(keys) - (stop - start)
+        )
         weights = scores.masked_fill(future, float("-inf")).softmax(-1)
         out[rows] = torch.einsum("hts,shd->thd", weights, values)
     return _emit(out.flatten(1), q.dtype, scale, "none" if scale is None else "static")[0]

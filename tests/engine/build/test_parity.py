@@ -13,7 +13,7 @@ from engine.build.parity import measure_parity
 from engine.build.probes import probe_samples
 from engine.errors import ArtifactError
 from engine.models.checkpoint import Checkpoint, load_checkpoint
-from engine.models.decoder import PackedDecoder
+from engine.models.decoder import PackedDecoder, no_constant
 from engine.packed import BatchBounds, PackedBatch
 from tiny_checkpoints import save_checkpoint
 
@@ -39,8 +39,12 @@ def forward(checkpoint: Checkpoint) -> Forward:
     def run(packed: PackedBatch) -> Tensor:
         assert packed.num_samples <= BOUNDS.samples
         assert packed.num_tokens <= BOUNDS.tokens
+        given = (packed.input_ids, packed.positions, packed.cu_seqlens)
+        if packed.prefixes is not None:
+            dtype, device = torch.float32, torch.device("cpu")
+            given += (packed.prefixes, no_constant(checkpoint.architecture, dtype, device))
         with torch.inference_mode():
-            return decoder(packed.input_ids, packed.positions, packed.cu_seqlens)[: packed.num_samples]
+            return decoder(*given)[: packed.num_samples]
 
     return run
 
@@ -51,6 +55,17 @@ def test_right_result(checkpoint: Checkpoint, forward: Forward) -> None:
     assert parity.max_abs_error < 1e-3
     assert parity.top1_agreement in (1.0, None)
     assert parity.tokens <= 2048
+
+
+def test_prefixes_are_measured_too(checkpoint: Checkpoint, forward: Forward) -> None:
+    assert measure_parity(checkpoint, forward, BOUNDS, "float32", prefixes=True).max_abs_error < 1e-3
+
+    def spoil(packed: PackedBatch) -> Tensor:
+        return forward(packed) * (1.0 if packed.prefixes is None else 1.01)
+
+    measure_parity(checkpoint, spoil, BOUNDS, "float32")
+    with pytest.raises(ArtifactError, match="parity"):
+        measure_parity(checkpoint, spoil, BOUNDS, "float32", prefixes=True)
 
 
 @pytest.mark.parametrize("spoil", [lambda h: h * 1.01, lambda h: h.roll(1, 0), lambda h: h * float("nan")])

@@ -10,10 +10,11 @@ from engine.build.calibration import calibrate
 from engine.build.compilation import export_decoder
 from engine.models.architecture import Architecture, Rope
 from engine.models.cuda_decoder import CudaDecoder
-from engine.models.cuda_weights import prepare_weights
-from engine.models.decoder import PackedDecoder
+from engine.models.cuda_weights import prepare_weights, restore_weights
+from engine.models.decoder import PackedDecoder, no_constant
 from engine.models.plan import Plan, choose_plan
-from engine.packed import BatchBounds, pack
+from engine.packed import BatchBounds, PackedBatch, pack
+from engine.prefixes import ConstantPrefix, Prefixes, Rules
 
 BOUNDS = BatchBounds(8, 256, 64)
 SAMPLES = [[5, 9, 2], [7] * 40, [1], list(range(30))]
@@ -117,3 +118,62 @@ def test_a_plan_says_what_it_cannot_serve() -> None:
     assert not plan.quantises
     assert "sm_80" in plan.notes[0]
     assert Plan.from_manifest(plan.to_manifest()) == plan
+
+
+INSTRUCTION, CONSTANT = tuple(range(20)), tuple(range(40, 60))
+REQUESTS = [
+    [(*CONSTANT, *INSTRUCTION, 3), (*CONSTANT, *INSTRUCTION, 5, 6, 7)],
+    [(9, 9)],
+    [(*CONSTANT, 1), (*CONSTANT[:12], 2)],
+    [(*INSTRUCTION, 4)] * 2,
+]
+
+
+def constant_prefix(architecture: Architecture, weights: dict[str, torch.Tensor]) -> ConstantPrefix:
+    decoder = PackedDecoder.from_weights(architecture, weights, 64)
+    with torch.inference_mode():
+        return ConstantPrefix(CONSTANT, decoder.keys_values(torch.tensor(CONSTANT)))
+
+
+def run_packed(decoder: torch.nn.Module, packed: PackedBatch) -> torch.Tensor:
+    assert packed.prefixes is not None
+    with torch.inference_mode():
+        out: torch.Tensor = decoder(
+            packed.input_ids, packed.positions, packed.cu_seqlens, packed.prefixes, packed.constant
+        )
+    return out[: packed.num_samples].float()
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 0.02), ("fp8", 0.1)])
+def test_prefixes(precision: str, tolerance: float) -> None:
+    """Near the same decoder without them, and no further from the unquantised one."""
+    architecture = make_architecture()
+    weights = make_weights(architecture)
+    plan = choose_plan(architecture, precision, arch=90, static=False)
+    assert plan.takes_prefixes
+    decoder = make_cuda(architecture, weights, plan)
+    restored = restore_weights(prepare_weights(weights, architecture, plan, max_seqlen=64), architecture)
+    packed, saved = Prefixes(constant_prefix(architecture, restored), Rules(1, 1, 1)).pack(REQUESTS)
+    assert [(each.constant > 0, each.request > 0) for each in saved] == [
+        (True, True), (False, False), (True, False), (False, True),
+    ]  # fmt: skip
+    samples = [list(sample) for request in REQUESTS for sample in request]
+    got = run_packed(decoder, packed)
+    whole, exact = run(decoder, samples), run(make_eager(architecture, weights), samples)
+    assert error(got, whole) < tolerance
+    assert error(got, exact) < 1.15 * error(whole, exact) + 0.002
+    exported = export_decoder(
+        decoder, BOUNDS, torch.device("cpu"), no_constant(architecture, torch.bfloat16, torch.device("cpu"))
+    ).module()
+    assert torch.equal(run_packed(exported, packed), got)
+
+
+def test_restored_weights_are_the_quantised_ones() -> None:
+    architecture = make_architecture()
+    weights = make_weights(architecture)
+    for precision, tolerance in (("bf16", 0.0), ("fp8", 0.04)):
+        plan = choose_plan(architecture, precision, arch=90, static=False)
+        restored = restore_weights(prepare_weights(weights, architecture, plan, max_seqlen=64), architecture)
+        assert set(restored) == set(weights)
+        for name, weight in weights.items():
+            assert error(restored[name].float(), weight.float()) <= tolerance

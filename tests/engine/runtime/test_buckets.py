@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from engine.packed import BatchBounds, pack
+from engine.packed import BatchBounds, Segment, pack, pack_segments
 from engine.runtime.buckets import Bucket, make_buckets
 from engine.runtime.graph_lane import BucketInputs
 
@@ -58,4 +58,18 @@ def test_inputs_of_a_bucket_hold_the_batch_and_padding_of_no_sample() -> None:
     assert inputs.input_ids.tolist() == [1, 2, 3, 4, 5] + [0] * 91
     assert inputs.positions.tolist() == [0, 1, 2, 0, 1] + [0] * 91
     assert inputs.cu_seqlens.tolist() == [0, 3] + [5] * 15
-    assert all(x.data_ptr() % 16 == memory.data_ptr() % 16 for x in (inputs.positions, inputs.cu_seqlens))
+    assert inputs.prefixes.tolist() == [[-1, 0]] * 16
+    views = (inputs.positions, inputs.cu_seqlens, inputs.prefixes)
+    assert all(x.data_ptr() % 16 == memory.data_ptr() % 16 for x in views)
+
+
+def test_prefixes_are_segments_of_a_bucket() -> None:
+    bucket = Bucket(96, 16)
+    inputs = BucketInputs.over(torch.zeros(BucketInputs.num_bytes(bucket), dtype=torch.uint8), bucket)
+    shared = [Segment([5], 2, 2, 1), Segment([6, 7], 2, 2, 1), Segment([4], 1, -1, 1)]
+    inputs.fill(pack_segments(shared, 2))
+    assert inputs.cu_seqlens.tolist() == [0, 1, 3] + [4] * 14
+    assert inputs.positions.tolist() == [2, 2, 3, 1] + [0] * 92
+    assert inputs.prefixes.tolist() == [[2, 1], [2, 1], [-1, 1]] + [[-1, 0]] * 13
+    inputs.fill(pack([[1, 2]]))
+    assert inputs.prefixes.tolist() == [[-1, 0]] * 16

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.packed import BatchBounds, pack
+from engine.prefixes import ConstantPrefix, Prefixes, Rules
 from engine.runtime.graph_lanes import GraphLanePool
 from engine.runtime.native import Runner
 
@@ -131,4 +132,41 @@ def test_over_the_bounds_and_off_the_lane() -> None:
         pool.executor.submit(pool.run, pack([[1] * 150]), double).result()
     with pytest.raises(RuntimeError, match="not a lane's thread"):
         pool.run(pack([[1]]), double)
+    pool.close()
+
+
+class PrefixRunner(TableRunner):
+    """hidden[s] = table[last token of s] + its parent's first token + what its constant rows add up to."""
+
+    def run(self, inputs: list[Tensor]) -> list[Tensor]:
+        ids, positions, borders, prefixes, constant = inputs
+        (hidden,) = super().run([ids, positions, borders])
+        parent, count = prefixes.long().unbind(-1)
+        first = torch.where(parent < 0, 0, ids[borders[parent.clamp_min(0)].long()])
+        sums = torch.cat([torch.zeros(1), constant[0, 0, :, 0, 0].cumsum(0)])
+        return [hidden + (first + sums[count])[:, None].bfloat16()]
+
+
+class PrefixPool(GraphLanePool):
+    def open_runner(self) -> Runner:
+        return PrefixRunner()
+
+
+@pytest.mark.usefixtures("acted_cuda")
+def test_prefixes_reach_the_graph_and_a_lane_holds_the_constant_it_ran_last() -> None:
+    pool = PrefixPool(
+        Path("none/model.pt2"), WEIGHTS, BOUNDS,
+        vocab_size=50, device=torch.device("cpu"), lanes=1, no_constant=torch.zeros(1, 2, 2, 1, 1),
+    )  # fmt: skip
+    assert pool.takes_prefixes
+    assert (pool.most_segments, pool.most_constant) == (40, 99)
+    rules = Rules(1, 1, 1)
+    ones, twos = (ConstantPrefix((7, 8, 9), torch.full((1, 2, 3, 1, 1), value)) for value in (1.0, 2.0))
+    request = [(7, 8, 9, 20, 1), (7, 8, 9, 20, 2)]  # three constant tokens, then one that they share
+    for constant, total in ((ones, 3.0), (twos, 6.0), (ones, 3.0)):
+        packed, _ = Prefixes(constant, rules, pool.most_segments).pack([request, [(5,)]])
+        hidden = pool.executor.submit(pool.forward, packed).result()
+        assert hidden[:, 0].tolist() == [1 + 20 + total, 2 + 20 + total, 5]
+    plain = pool.executor.submit(pool.forward, pack([[3]])).result()
+    assert plain[:, 0].tolist() == [3.0]
     pool.close()

@@ -67,8 +67,11 @@ def cases() -> Iterator[Case]:
         yield Case(f"rotary-{name}", "rotary", (qkv, at, *tables, *norms, heads, kv, 1e-6, 0.1))
         q, k = empty(7, heads, dim), empty(7, kv, dim)
         cu, tiles = torch.tensor([0, 3, 7], dtype=I32), empty(2, 4, dtype=I32)
+        before = (torch.tensor([[-1, 0], [-1, 0]], dtype=I32), empty(40, kv, dim), empty(40, kv, dim))
         for given in (None, scale):
-            yield Case(f"attention-{name}-{given is not None}", "attention", (q, k, k, tiles, cu, given))
+            args = (q, k, k, tiles, cu, given)
+            yield Case(f"attention-{name}-{given is not None}", "attention", args)
+            yield Case(f"attention-{name}-{given is not None}-prefixes", "attention", (*args, *before))
         yield Case(f"tiles-{name}", "attention_tiles", (cu, at, 21, 256, 512))
         gate_up = empty(2 * middle, hidden)
         yield Case(f"gate_up-{name}", "gate_up", (x, None, gate_up, None, None))

@@ -76,6 +76,23 @@ for heads, kv, dim in ((4, 2, 128), (9, 3, 64), (7, 1, 64), (2, 2, 64)):
     got = launch("attention", q, k, v, tiles, cu, None)[:-3]
     near(got, reference.varlen_attention(q, k, v, tiles, cu, None)[:-3], 1e-6)
 """,
+    "attention to prefixes": """
+from engine.ops.portable.attention import tile_tokens
+for heads, kv, dim in ((4, 2, 128), (9, 3, 64), (7, 1, 64)):
+    lengths = [1, 70, 33, 2, 0, 45, 1]
+    before = torch.tensor([[5, 40], [5, 40], [6, 0], [-1, 37], [-1, 0], [-1, 40], [-1, 0]], dtype=torch.int32)
+    cu = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    total = sum(lengths) + 3
+    q, k = draw(total, heads, dim), draw(total, kv, dim)
+    v = draw(total, 2 * kv * dim)[:, kv * dim:].unflatten(-1, (kv, dim))
+    q[-3:], k[-3:], v[-3:] = (torch.nan,) * 3
+    constant = draw(64, kv, dim), draw(64, kv, dim)
+    for each in constant:
+        each[40:] = torch.nan
+    tiles = launch("attention_tiles", cu, q, tile_tokens(heads, kv), 16, 128)
+    args = (q, k, v, tiles, cu, None, before, *constant)
+    near(launch("attention", *args)[:-3], reference.varlen_attention(*args)[:-3], 1e-6)
+""",
     "gate_up": """
 x, weight = draw(130, 128), draw(512, 128) / 8
 args = (x, None, weight, None, None)

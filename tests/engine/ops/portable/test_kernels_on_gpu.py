@@ -141,6 +141,32 @@ def test_attention(lengths: list[int], quantised: bool, shape: Any) -> None:
     check(attend, want[:total], 1.5e-2 if quantised else 6e-3)
 
 
+@pytest.mark.parametrize("quantised", [False, True])
+def test_attention_to_prefixes(quantised: bool, shape: Any) -> None:
+    heads, kv, dim, *_ = shape
+    lengths = [1, 77, 300, 33, 0, 64, 1]
+    before = [[5, 40], [5, 40], [6, 0], [-1, 37], [-1, 0], [-1, 40], [-1, 0]]
+    prefixes = torch.tensor(before, dtype=torch.int32, device="cuda")
+    cu = torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
+    rows = sum(lengths) + 50
+    q, k, v = draw(rows, heads, dim) * 0.2, draw(rows, kv, dim), draw(rows, kv, dim)
+    constant = draw(64, kv, dim), draw(64, kv, dim)
+    for x in (q, k, v):
+        x[-50:] = torch.nan
+    for x in constant:
+        x[40:] = torch.nan
+    at = torch.zeros(rows, dtype=torch.int64, device="cuda")
+    tiles = attention_tiles(cu, at, tokens=tile_tokens(heads, kv), max_samples=512, max_seqlen=512)
+    scale = torch.full((1,), 0.01, device="cuda") if quantised else None
+    want = dequantise(reference.varlen_attention(q, k, v, tiles, cu, scale, prefixes, *constant), scale)
+
+    def attend() -> Activation:
+        out = varlen_attention(q, k, v, tiles, cu, scale=scale, before=(prefixes, *constant))
+        return Activation(out.values[:-50], out.scale)
+
+    check(attend, want[:-50], 1.5e-2 if quantised else 6e-3)
+
+
 @pytest.mark.parametrize("mode", ["bf16", "static", "token"])
 @pytest.mark.parametrize("tokens", TOKENS)
 def test_gate_up(tokens: int, mode: str, shape: Any) -> None:
