@@ -103,7 +103,7 @@ def test_existing_artifact_is_replaced(tmp_path: Path, build: Any, monkeypatch: 
         "max_abs_tolerance": 1.0,
         "mean_abs_tolerance": 1.0,
     }
-    monkeypatch.setattr("engine.build.package._measure", lambda *_: Parity.model_validate(parity))
+    monkeypatch.setattr("engine.build.package._measure", lambda *_: (Parity.model_validate(parity), None))
     build(save_checkpoint(tmp_path / "m", "LlamaForCausalLM"))
     assert neighbours(out.parent) == ["artifact"]
     assert not (out / "old").exists()
