@@ -66,8 +66,8 @@ async def test_both_dialects_and_the_headers_that_come_back(sites: MakeSite, top
 
 
 async def test_a_reply_that_is_too_large_is_a_small_failure_of_its_own(
-    sites: MakeSite, topics: MakeTopic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    apache_kafka: str, sites: MakeSite, topics: MakeTopic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # the embedded broker does not bound the size of a topic's messages
     (tmp_path / "wide.py").write_text(WIDE)
     site = await sites(model={"kind": "wide:Wide"}, settings={"replies": {"max_bytes": 100_000}})
     site = replace(site, replies=await topics(name="replies", configs={"max.message.bytes": "20000"}))

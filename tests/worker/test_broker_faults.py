@@ -133,7 +133,9 @@ async def test_an_answer_held_up_beyond_its_deadline_is_told_as_expired(
         assert worker.total("boundgen_model_requests_total", outcome="expired") == 1
 
 
-async def test_replies_to_a_topic_that_went_away_become_dead_letters(sites: MakeSite) -> None:
+async def test_replies_to_a_topic_that_went_away_become_dead_letters(
+    apache_kafka: str, sites: MakeSite
+) -> None:  # the embedded broker makes a topic again that is written to
     site = await sites(settings={"replies": {"timeout_ms": 1000}})
     with site.worker() as worker:
         async with Mouth(site) as mouth:
