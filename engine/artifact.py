@@ -1,8 +1,9 @@
 """An artifact on disk: the directory that `boundgen build` makes, opened and checked against this machine.
 
 Layout: manifest.json, model.pt2 (the compiled forward), native.so (kernels and runner), weights.safetensors,
-tokenizer/, and hopper-DIGEST.so where the plan calls its kernels. Opening only reads. An Artifact may be
-shared by threads; its tensors live on `device`, are never changed, and serve every lane.
+tokenizer/, and hopper-DIGEST.so where the plan calls its kernels; where it can search also beam_prompt.pt2,
+beam_step.pt2 and beam.so. Opening only reads. An Artifact may be shared by threads; its tensors live on
+`device`, are never changed, and serve every lane.
 """
 
 from __future__ import annotations
@@ -16,7 +17,18 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from engine.errors import ArtifactError, ConfigError
-from engine.manifest import FORMAT, PACKAGE, TOKENIZER, WEIGHTS, Manifest, Parity, file_digest, read_manifest
+from engine.manifest import (
+    FORMAT,
+    PACKAGE,
+    PROMPT_PACKAGE,
+    STEP_PACKAGE,
+    TOKENIZER,
+    WEIGHTS,
+    Manifest,
+    Parity,
+    file_digest,
+    read_manifest,
+)
 from engine.models.architecture import Architecture
 from engine.models.cuda_weights import restore_weights
 from engine.models.decoder import PackedDecoder, no_constant
@@ -26,10 +38,11 @@ from engine.ops.hopper.library import file_name
 from engine.ops.hopper.library import load as load_kernels
 from engine.packed import BatchBounds
 from engine.prefixes import ConstantPrefix
+from engine.runtime.beam_lanes import BeamLanes
 from engine.runtime.graph_lanes import GraphLanePool
 from engine.runtime.lanes import LanePool
 from engine.runtime.machine import cpu_features, device_arch, torch_release
-from engine.runtime.native import LIBRARY, load_native, load_weights
+from engine.runtime.native import BEAM_LIBRARY, LIBRARY, load_beam_native, load_native, load_weights
 
 __all__ = ["FORMAT", "Artifact", "Manifest", "Parity"]
 
@@ -74,6 +87,8 @@ class Artifact:
             load_native(path / LIBRARY)
             for kernels in _kernel_files(manifest):
                 load_kernels(path / kernels)
+            if manifest.beam is not None:
+                load_beam_native(path / BEAM_LIBRARY)
             weights = load_weights(path / WEIGHTS, target)
             tokenizer = _load_tokenizer(path / TOKENIZER)
         except (OSError, RuntimeError, ValueError, SafetensorError) as error:
@@ -137,6 +152,15 @@ class Artifact:
         if self.manifest.plan is not None and not Plan.from_manifest(self.manifest.plan).takes_prefixes:
             return None
         return no_constant(self._architecture, getattr(torch, self.manifest.dtype), self.device)
+
+    def open_beams(self, lanes: LanePool) -> BeamLanes:
+        """What searches on the threads of `lanes`, which are this artifact's; ConfigError where it cannot."""
+        if self.manifest.beam is None or self.head_weight is None:
+            reason = "was built without beams; build it with --beam-width and --beam-steps"
+            raise ConfigError("artifact", self.name, reason)
+        return BeamLanes(
+            lanes, self.path, self.manifest.beam.bounds, self.head_weight, self.manifest.architecture
+        )
 
 
 def _load_tokenizer(folder: Path) -> Any | None:
@@ -202,7 +226,8 @@ def _kernel_files(manifest: Manifest) -> list[str]:
 
 
 def _check_files(path: Path, manifest: Manifest, device: torch.device, verify: bool) -> None:
-    for name in (PACKAGE, WEIGHTS, LIBRARY, *_kernel_files(manifest)):
+    beam = () if manifest.beam is None else (PROMPT_PACKAGE, STEP_PACKAGE, BEAM_LIBRARY)
+    for name in (PACKAGE, WEIGHTS, LIBRARY, *_kernel_files(manifest), *beam):
         if name not in manifest.files:
             raise ArtifactError(
                 f"{path}: files: the manifest has no digest of {name!r}, so it was changed after the build; "

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator
 
+from engine.beam.bounds import BeamBounds
 from engine.errors import ArtifactError
 from engine.mistakes import in_words
 from engine.models.architecture import Architecture
@@ -22,6 +23,8 @@ FORMAT = 3  # raised whenever native.so, the package's inputs or this file chang
 MANIFEST = "manifest.json"
 DIGEST = "digest"  # its key
 PACKAGE = "model.pt2"
+PROMPT_PACKAGE = "beam_prompt.pt2"  # this and the next one where the artifact can search
+STEP_PACKAGE = "beam_step.pt2"
 WEIGHTS = "weights.safetensors"
 TOKENIZER = "tokenizer"  # a folder; absent where the checkpoint brought none
 
@@ -45,6 +48,25 @@ class Parity(_Frozen):
     top1_agreement: float | None  # share of samples with the reference's likeliest token or label
     max_abs_tolerance: float
     mean_abs_tolerance: float
+
+
+class BeamParity(_Frozen):
+    """What a build measured against `reference`, a search that computes every sequence whole, in float32."""
+
+    reference: str
+    prompts: int
+    width: int
+    steps: int
+    max_abs_error: float  # of the scores, rank by rank
+    same_sequences: float  # share of the reference's sequences that were found
+    max_abs_tolerance: float
+
+
+class Beam(_Frozen):
+    """That the artifact can search, and how far."""
+
+    bounds: BeamBounds
+    parity: BeamParity
 
 
 class Source(_Frozen):
@@ -79,6 +101,7 @@ class Manifest(_Frozen):
     files: dict[str, str]  # path in the artifact -> sha256
     accuracy: dict[str, Any] | None = None  # engine.build.accuracy: plans emulated, the package measured
     plan: dict[str, Any] | None = None  # engine.models.plan.Plan as plain values; None: the eager operations
+    beam: Beam | None = None
 
     @field_validator("architecture")
     @classmethod

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 import engine
+from engine.beam.bounds import BeamBounds
 from engine.build import BuildSpec, build_artifact
 from engine.build.spec import Device, Dtype, Kernels, Precision
 from engine.manifest import FORMAT, MANIFEST, file_digest
@@ -48,6 +49,7 @@ class Wanted:
     bounds: BatchBounds
     precision: Precision | None = None  # of BuildSpec, as the next
     kernels: Kernels = "fastest"
+    beam: BeamBounds | None = None  # None: it cannot search
 
 
 def cached_artifact(
@@ -79,6 +81,7 @@ def cached_artifact(
             bounds=wanted.bounds,
             precision=wanted.precision,
             kernels=wanted.kernels,
+            beam=wanted.beam,
             cache=artifacts.parent / "native",
         )
         build_artifact(spec, say)
@@ -136,7 +139,9 @@ def cache_key(wanted: Wanted) -> str:
     root = Path(engine.__file__).parent
     code = [path for name in BUILT_FROM for path in _code_files(root / name)]
     machine = (device_arch(torch.device(wanted.device)), *cpu_features())
-    asked = (wanted.device, wanted.dtype or "", repr(wanted.bounds), *_kernels(wanted))
+    asked = [wanted.device, wanted.dtype or "", repr(wanted.bounds), *_kernels(wanted)]
+    if wanted.beam is not None:
+        asked.append(repr(wanted.beam))
     digest = hashlib.sha256("\0".join((str(FORMAT), torch.__version__, *machine, *asked)).encode())
     for path in [*code, *_model_files(wanted.model)]:
         digest.update(f"\0{path.name}\0{file_digest(path)}".encode())

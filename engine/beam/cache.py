@@ -68,12 +68,10 @@ class BeamCache:
         return hidden[: len(self._borders) - 1]
 
     def step(self, tokens: Tensor, step: int, ancestors: Tensor) -> Tensor:
-        hidden, keys, values = self._step(
-            [
-                tokens, self._lengths + step, self._borders, self._keys, self._values, self._suffix_keys,
-                self._suffix_values, ancestors,
-            ]
-        )  # fmt: skip
+        # A compiled package takes strides for granted: whatever the search made must be contiguous.
+        prompts = [self._borders, self._keys, self._values]
+        suffixes = [self._suffix_keys, self._suffix_values, ancestors.contiguous()]
+        hidden, keys, values = self._step([tokens.contiguous(), self._lengths + step, *prompts, *suffixes])
         self._suffix_keys[:, step] = keys
         self._suffix_values[:, step] = values
         return hidden

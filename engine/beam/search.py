@@ -51,6 +51,15 @@ class Head:
         return F.linear(hidden, self.weight[begin:end]).float()
 
 
+@dataclass(frozen=True)
+class SearchPlan:
+    """What stays the same from request to request. end_tokens: those that finish a beam; None: none do."""
+
+    steps: int
+    end_tokens: tuple[int, ...] | None = None
+    slices: tuple[tuple[int, int], ...] | None = None
+
+
 def search(model: BeamModel, head: Head, rules: Rules, steps: int) -> Frontier:
     """Sequences of `steps` + 1 tokens; NaN or infinity in one prompt's logits marks that one as failed."""
     num_prompts, width = len(rules.widths), rules.width

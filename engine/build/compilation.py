@@ -47,7 +47,7 @@ def export_decoder(
         inputs += [prefixes, no_constant[:, :, :1].expand(-1, -1, longest, -1, -1).contiguous()]
         shapes.append({0: Dim("prefixes", min=MIN_SAMPLES, max=num_segments)})
         shapes.append({2: Dim("constant", min=MIN_SAMPLES, max=longest)})
-    with torch.no_grad(), _expected_warnings():
+    with torch.no_grad(), expected_warnings():
         return torch.export.export(decoder, tuple(inputs), dynamic_shapes=tuple(shapes))
 
 
@@ -57,12 +57,12 @@ def compile_package(exported: ExportedProgram, path: Path, *, as_traced: bool = 
     `as_traced`: no strides but those that kernels of our own were traced with.
     """
     options = _OPTIONS | ({"comprehensive_padding": False} if as_traced else {})
-    with torch.no_grad(), _expected_warnings():
+    with torch.no_grad(), expected_warnings():
         torch._inductor.aoti_compile_and_package(exported, package_path=str(path), inductor_configs=options)
 
 
 @contextmanager
-def _expected_warnings() -> Iterator[None]:
+def expected_warnings() -> Iterator[None]:
     """torch warns about names of its own that it still uses while it exports."""
     with warnings.catch_warnings():
         for category in (FutureWarning, DeprecationWarning):

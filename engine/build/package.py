@@ -20,6 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.build.accuracy import Accuracy, judge_package, study_accuracy
+from engine.build.beam_package import check_beam, write_beam_library, write_beam_packages
+from engine.build.beam_parity import measure_beam
 from engine.build.compilation import compile_package, export_decoder
 from engine.build.compiler import CompilerCheck, require_compiler
 from engine.build.cuda_package import write_cuda_package
@@ -69,10 +71,11 @@ def build_artifact(spec: BuildSpec, progress: Progress = lambda stage: None) -> 
         progress("compiling the native library")
         shutil.copyfile(build_native(compiler, spec.cache or default_cache()), folder / LIBRARY)
         load_native(folder / LIBRARY)
+        if spec.beam is not None:
+            write_beam_library(spec, compiler, folder)
         progress("loading the checkpoint")
-        checkpoint = load_checkpoint(
-            spec.model, max_tokens=spec.bounds.tokens_per_sample, ignore=spec.ignore_options
-        )
+        checkpoint = load_checkpoint(spec.model, max_tokens=spec.max_positions, ignore=spec.ignore_options)
+        check_beam(spec, checkpoint)
         _write_weights(spec, checkpoint, folder)
         accuracy = None
         if spec.calibrate is not None:
@@ -80,11 +83,12 @@ def build_artifact(spec: BuildSpec, progress: Progress = lambda stage: None) -> 
         plan = _write_package(spec, checkpoint, folder, accuracy, progress)
         progress("comparing with transformers")
         parity, judged = _measure(spec, checkpoint, folder, plan, accuracy)
+        beam = None if spec.beam is None else measure_beam(spec, spec.beam, checkpoint, folder)
         progress("writing the artifact")
         for path in folder.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors writes for its owner alone
         described = _describe(spec, checkpoint, parity, compiler, folder, plan)
-        write_manifest(folder, described.model_copy(update={"accuracy": judged}))
+        write_manifest(folder, described.model_copy(update={"accuracy": judged, "beam": beam}))
         _publish(folder, spec.out, Path(scratch, "replaced"))
     return spec.out
 
@@ -119,6 +123,8 @@ def _write_package(
     exported = export_decoder(decoder, spec.bounds, device, _no_constant(spec, checkpoint))
     progress("compiling the model")
     compile_package(exported, folder / PACKAGE)
+    if spec.beam is not None:
+        write_beam_packages(spec, spec.beam, checkpoint, weights, folder, progress)
     return None
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from engine.beam.bounds import BeamBounds
 from engine.errors import ConfigError
 from engine.packed import BatchBounds
 from engine.pipeline_config import PipelineConfig
@@ -43,6 +44,8 @@ class BuildSpec:
     `calibration` texts ("static", the fastest) or per token as they are made. `kernels`: "portable" leaves
     those for one GPU generation alone. "auto" takes fp8 where the budget of `calibrate` holds; `calibrate`
     measures every scheme on its texts, whatever the device, and the finished package is judged by them.
+
+    `beam`: also compile what a beam search needs, within these bounds; None: the artifact cannot search.
     """
 
     model: Path
@@ -58,6 +61,7 @@ class BuildSpec:
     kernels: Kernels = "fastest"
     calibration: tuple[str, ...] = ()
     calibrate: Calibration | None = None
+    beam: BeamBounds | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -78,6 +82,11 @@ class BuildSpec:
     @property
     def dtype_name(self) -> Dtype:
         return self.dtype or ("bfloat16" if self.device == "cuda" else "float32")
+
+    @property
+    def max_positions(self) -> int:
+        """The longest sequence there will be: a prompt and the tokens of a beam that are read again."""
+        return self.bounds.tokens_per_sample + (0 if self.beam is None else self.beam.steps)
 
     @property
     def torch_dtype(self) -> torch.dtype:

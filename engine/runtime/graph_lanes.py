@@ -102,7 +102,7 @@ class GraphLanePool(LanePool):
         lane: GraphLane | None = getattr(self._mine, "graphs", None)
         if lane is None:
             raise RuntimeError("not a lane's thread: submit the work to LanePool.executor")
-        self._check(packed)
+        self.check(packed)
         with self._launching:
             results = lane.launch(packed, head)
         lane.wait()

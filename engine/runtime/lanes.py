@@ -93,20 +93,49 @@ class LanePool:
         Its tensors come back on the CPU, floating ones as float32. On CUDA this spares copying [S, H] and
         multiplies a large head where it is fast. ValueError for a batch over the bounds or an unknown token.
         """
-        lane: _Lane | None = getattr(self._mine, "lane", None)
-        if lane is None:
-            raise RuntimeError("not a lane's thread: submit the work to LanePool.executor")
-        self._check(packed)
+        lane = self._lane()
+        self.check(packed)
+        return self.compute(lambda: head(self._hidden(lane.runner, packed)))
+
+    def compute(self, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """What `work` gives on this lane's stream, copied back as `run` does; on a lane's thread."""
+        lane = self._lane()
         with torch.inference_mode():
             if lane.stream is None:
-                return tuple(map(_widen, head(self._hidden(lane.runner, packed))))
+                return tuple(map(_widen, work()))
             with torch.cuda.stream(lane.stream):
-                results = [_widen(x) for x in head(self._hidden(lane.runner, packed))]
+                results = [_widen(x) for x in work()]
                 copies = tuple(torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in results)
                 for copy, result in zip(copies, results, strict=True):
                     copy.copy_(result, non_blocking=True)
             lane.stream.synchronize()
             return copies
+
+    def open_package(self, package: Path) -> Runner:
+        """Another package over the same weights, for the calling lane's thread."""
+        on_cuda = self._device.type == "cuda"
+        with torch.cuda.device(self._device) if on_cuda else nullcontext():
+            runner = open_runner(package, (self._device.index or 0) if on_cuda else -1)
+            runner.use_constants({name: self._weights[name] for name in runner.constant_names()})
+            return runner
+
+    def on_every_lane(self, task: Callable[[], None]) -> None:
+        """Run `task` once on each lane's thread and wait; the first error is raised. One caller at a time."""
+        barrier = Barrier(self.num_lanes)  # none ends before all have begun, so that no thread gets two
+
+        def once() -> None:
+            try:
+                task()
+                barrier.wait(_START_S)
+            except BaseException:
+                barrier.abort()
+                raise
+
+        running = [self.executor.submit(once) for _ in range(self.num_lanes)]
+        errors = [error for lane in running if (error := lane.exception()) is not None]
+        if errors:
+            # The lanes that waited for the failing one say only that.
+            raise min(errors, key=lambda error: isinstance(error, BrokenBarrierError))
 
     def prepare(self, head: Head) -> None:
         """Tell a pool which heads will come, before work does: one that captures graphs makes them now."""
@@ -128,13 +157,17 @@ class LanePool:
 
     def _open_lane(self) -> _Lane:
         on_cuda = self._device.type == "cuda"
-        with torch.cuda.device(self._device) if on_cuda else nullcontext():
-            runner = open_runner(self._package, (self._device.index or 0) if on_cuda else -1)
-            names = runner.constant_names()
-            runner.use_constants({name: self._weights[name] for name in names})
-            return _Lane(runner, torch.cuda.Stream(self._device) if on_cuda else None)  # type: ignore[no-untyped-call]
+        runner = self.open_package(self._package)
+        return _Lane(runner, torch.cuda.Stream(self._device) if on_cuda else None)  # type: ignore[no-untyped-call]
 
-    def _check(self, packed: PackedBatch) -> None:
+    def _lane(self) -> _Lane:
+        lane: _Lane | None = getattr(self._mine, "lane", None)
+        if lane is None:
+            raise RuntimeError("not a lane's thread: submit the work to LanePool.executor")
+        return lane
+
+    def check(self, packed: PackedBatch) -> None:
+        """ValueError for a batch over the bounds or an unknown token."""
         given = (packed.num_samples, packed.num_tokens, packed.max_seqlen)
         for key, value in zip(("samples", "tokens", "tokens_per_sample"), given, strict=True):
             if value > getattr(self._bounds, key):

@@ -1,7 +1,8 @@
-"""Fixtures `tiny_causal` and `tiny_classifier`: two random Qwen3 checkpoints and their CPU artifacts.
+"""Fixtures `tiny_causal`, `tiny_beam`, `tiny_classifier`: random Qwen3 checkpoints and their CPU artifacts.
 
-Built once, fifteen seconds each, and kept like SmolLM2's. Both share a tokenizer made like Qwen's (its
-splitting, its special tokens, an <|endoftext|> that its post-processing appends), trained on a few words.
+Built once, fifteen seconds each (`tiny_beam`, which can search, takes three times that), and kept like
+SmolLM2's. All share a tokenizer made like Qwen's (its splitting, its special tokens, an <|endoftext|> that
+its post-processing appends), trained on a few words.
 """
 
 from __future__ import annotations
@@ -36,6 +37,17 @@ def tiny_causal(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     from transformers import Qwen3ForCausalLM
 
     return _build(tmp_path_factory, "tiny-causal", Qwen3ForCausalLM, {})
+
+
+@pytest.fixture(scope="session")
+def tiny_beam(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """Qwen3ForCausalLM, not tied; 100 beams of up to 5 tokens."""
+    from transformers import Qwen3ForCausalLM
+
+    from engine.beam.bounds import BeamBounds
+
+    beam = BeamBounds(width=100, steps=4, prompts=8)
+    return _build(tmp_path_factory, "tiny-beam", Qwen3ForCausalLM, {"tie_word_embeddings": False}, beam)
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +94,7 @@ def qwen_tokenizer(*, append_end: bool) -> Any:
 
 
 def _build(
-    folders: pytest.TempPathFactory, name: str, model_class: Any, more: Mapping[str, Any]
+    folders: pytest.TempPathFactory, name: str, model_class: Any, more: Mapping[str, Any], beam: Any = None
 ) -> TinyModel:
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen3Config
@@ -102,14 +114,13 @@ def _build(
         num_key_value_heads=2,
         head_dim=16,
         max_position_embeddings=1024,
-        tie_word_embeddings=True,
         initializer_range=0.2,  # wide, so that scores differ between samples
         pad_token_id=tokenizer.pad_token_id,
-        **more,
+        **({"tie_word_embeddings": True} | more),
     )
     torch.manual_seed(11)
     checkpoint = folders.mktemp(name)
     model_class(config).eval().save_pretrained(checkpoint)
     tokenizer.save_pretrained(str(checkpoint))
     bounds = BatchBounds(samples=32, tokens=2048, tokens_per_sample=512)
-    return TinyModel(checkpoint, cached_artifact(Wanted(checkpoint, name, "cpu", None, bounds)))
+    return TinyModel(checkpoint, cached_artifact(Wanted(checkpoint, name, "cpu", None, bounds, beam)))

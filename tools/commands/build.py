@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from engine.beam.bounds import MAX_STEPS, MAX_WIDTH, BeamBounds
 from engine.build.package import build_artifact
 from engine.build.spec import BuildSpec
 from engine.manifest import Manifest, read_manifest
@@ -111,6 +112,17 @@ def build(
         int, typer.Option(min=1, help="Most tokens in one packed batch, and so in one request.")
     ] = 8192,
     tokens_per_sample: Annotated[int, typer.Option(min=1, help="Most tokens in one sample.")] = 512,
+    beam_width: Annotated[
+        int | None,
+        typer.Option(min=1, max=MAX_WIDTH, help="Beams a prompt; with --beam-steps the artifact can search."),
+    ] = None,
+    beam_steps: Annotated[
+        int | None,
+        typer.Option(min=1, max=MAX_STEPS, help="Decode steps of a search; sequences have one token more."),
+    ] = None,
+    beam_prompts: Annotated[
+        int, typer.Option(min=1, help="Most prompts in one batch of a search; memory grows with it.")
+    ] = 16,
     ignore_option: Annotated[
         list[str] | None,
         typer.Option(help="A config option that boundgen does not know and you know to be without effect."),
@@ -135,6 +147,7 @@ def build(
         kernels=kernels.value,
         calibrate=read_calibration(calibrate, pipeline or [], Budget(max_label_shift, max_kl)),
         calibration=() if calibration is None else tuple(calibration.read_text("utf-8").splitlines()),
+        beam=make_beam(beam_width, beam_steps, min(beam_prompts, samples)),
     )
     with Steps() as say:
         path = build_artifact(spec, say)
@@ -153,6 +166,13 @@ def make_bounds(samples: int, tokens_per_request: int, tokens_per_sample: int) -
         raise UserError(f"--tokens-per-request, --tokens-per-sample: {error}") from error
 
 
+def make_beam(width: int | None, steps: int | None, prompts: int) -> BeamBounds | None:
+    """UserError where one of the two comes without the other."""
+    if (width is None) != (steps is None):
+        raise UserError("--beam-width, --beam-steps: they go together; give both, or neither")
+    return None if width is None or steps is None else BeamBounds(width, steps, prompts)
+
+
 def summary(path: Path, manifest: Manifest, digest: str) -> Table:
     """The manifest's main points, one a line."""
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
@@ -165,8 +185,15 @@ def summary(path: Path, manifest: Manifest, digest: str) -> Table:
         "bounds": f"{bounds.samples} samples, {bounds.tokens} tokens, {bounds.tokens_per_sample} a sample",
         "parity": f"{parity.quantity} of {parity.samples} samples against {parity.reference}: "
         f"max {parity.max_abs_error:.1e}, mean {parity.mean_abs_error:.1e}{agreement}",
-        "digest": digest,
     }
+    if manifest.beam is not None:
+        beam, found = manifest.beam.bounds, manifest.beam.parity
+        lines["beams"] = f"{beam.width} of {beam.steps + 1} tokens, {beam.prompts} prompts a batch"
+        lines["beam parity"] = (
+            f"{found.prompts} prompts, {found.width} beams against {found.reference}: "
+            f"max {found.max_abs_error:.1e}, {found.same_sequences:.1%} the same sequences"
+        )
+    lines["digest"] = digest
     table = Table(show_header=False, box=None, pad_edge=False)
     for key, value in lines.items():
         table.add_row(f"[bold]{key}[/]", escape(value))
