@@ -117,6 +117,9 @@ class Node(ABC):
         """What the node has counted since it was made, by name; any thread, at any time."""
         return {}
 
+    def check_options(self, options: Mapping[str, object]) -> None:  # noqa: B027 - most read none
+        """InputError for a request's own option that this node reads and cannot serve; before batching."""
+
     def close(self) -> None:  # noqa: B027 - most nodes hold nothing
         """Free what __init__ took (an executor, a file); called once, when the pipeline closes."""
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from engine.answers import Answer, Dropped, Failure, Observer, Prepared, Result
@@ -49,6 +49,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 HOST_THREADS = 4  # for nodes without an executor of their own (encoders): short work between lanes
 
 
@@ -89,11 +90,19 @@ class Pipeline:
             close_nodes(graph.nodes)
             raise
 
-    def prepare(self, samples: Sequence[Sample], observe: Observer | None = None) -> Prepared:
+    def prepare(
+        self,
+        samples: Sequence[Sample],
+        observe: Observer | None = None,
+        options: Mapping[str, object] = NO_OPTIONS,
+    ) -> Prepared:
         """Run the PREPARE nodes on one request. InputError: the request's fault; NodeError: a node's.
-        `observe` is told these nodes' values now, and the others' when they run."""
+        `observe` is told these nodes' values now, and the others' when they run. `options` are the request's
+        own; those that no node reads are ignored."""
         self.bounds.check_samples(len(samples))
-        values: dict[str, object] = {REQUEST: Samples(tuple(samples))}
+        for node in self._graph.nodes.values():
+            node.check_options(options)
+        values: dict[str, object] = {REQUEST: Samples(tuple(samples), options)}
         num_tokens = 0
         for name in self._prepare:
             value = self._prepare_value(name, tuple(values[source] for source in self._graph.inputs[name]))

@@ -17,6 +17,7 @@ from engine.artifact import Artifact, parse_device
 from engine.errors import ArtifactError, ConfigError
 from engine.manifest import TOKENIZER
 from engine.options import suggest
+from engine.runtime.beam_lanes import BeamLanes
 from engine.runtime.lanes import LanePool
 
 
@@ -42,6 +43,7 @@ class ArtifactStore:
         self._lanes = lanes
         self._threads = threads
         self._opened: dict[str, OpenedArtifact] = {}
+        self._beams: dict[str, BeamLanes] = {}
         self._lock = Lock()
 
     def get(self, name: str) -> OpenedArtifact:
@@ -58,10 +60,18 @@ class ArtifactStore:
                 self._opened[name] = OpenedArtifact(artifact, lanes, _vocabulary(artifact))
             return self._opened[name]
 
+    def get_beams(self, name: str) -> BeamLanes:
+        """What searches on that artifact's lanes, opened at the first use; ConfigError where it cannot."""
+        opened = self.get(name)
+        with self._lock:
+            if name not in self._beams:
+                self._beams[name] = opened.artifact.open_beams(opened.lanes)
+            return self._beams[name]
+
     def close(self) -> None:
         """End all lanes; idempotent. Close the pipelines first."""
         with self._lock:
-            opened, self._opened = self._opened, {}
+            opened, self._opened, self._beams = self._opened, {}, {}
         for each in opened.values():
             each.lanes.close()
 

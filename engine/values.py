@@ -7,7 +7,7 @@ Sample is structural, so that the wire's own class fits without either side impo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -28,16 +28,18 @@ class Sample(Protocol):
 
 @dataclass(frozen=True)
 class Samples:
-    """The request itself: the value of the reserved input `request`."""
+    """The request itself: the value of the reserved input `request`. `options` are its own, unchecked."""
 
     samples: tuple[Sample, ...]
+    options: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token ids of each sample, none of them empty."""
+    """Token ids of each sample, none of them empty, and the options that came with the request."""
 
     ids: tuple[tuple[int, ...], ...]
+    options: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:

@@ -109,7 +109,7 @@ class Admission:
         assert work.request is not None, "decoded before"
         started_s = time.perf_counter()
         try:
-            work.prepared = self._pipeline.prepare(work.request.samples)
+            work.prepared = self._pipeline.prepare(work.request.samples, options=work.request.options)
         except InputError as error:
             return refusal(failure_code(error.code), str(error), error.field)
         except NodeError as error:

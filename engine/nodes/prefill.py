@@ -13,7 +13,7 @@ import torch
 from pydantic import ConfigDict
 from torch import Tensor
 
-from engine.errors import ConfigError, InputError, NodeError
+from engine.errors import ConfigError, NodeError
 from engine.graph import Capacity, Counted, Model, Node, NodeContext
 from engine.heads.embedding import EmbeddingHead
 from engine.heads.head import Head
@@ -21,6 +21,7 @@ from engine.heads.label_scores import LabelScores
 from engine.heads.mlp import MlpHead
 from engine.heads.score import ScoreHead
 from engine.heads.top_k import TopKHead
+from engine.nodes.tokens_of_model import TokenCheck
 from engine.options import Options, read_options, suggest
 from engine.prefixes import NOTHING_SAVED, Prefixes, Rules
 from engine.store import OpenedArtifact
@@ -58,10 +59,7 @@ class Prefill(Node):
         if options.head not in HEADS:
             raise ConfigError("head", options.head, "no such head; " + suggest(options.head, HEADS))
         opened = context.artifacts.get(options.artifact)
-        self._check_vocabulary(options.artifact, opened.vocabulary, context)
-        context.bounds.check_artifact(options.artifact, opened.artifact.bounds)
-        self._bounds = context.bounds
-        self._vocab_size = int(opened.artifact.manifest.architecture["vocab_size"])
+        self._check = TokenCheck(options.artifact, opened, context)
         self._lanes = opened.lanes
         head = HEADS[options.head]
         self._head = head(
@@ -92,30 +90,11 @@ class Prefill(Node):
                 start = stop
         return results
 
-    def _check(self, tokens: Tokens) -> InputError | None:
-        """A user's own node may have made the tokens: nothing out of range may reach the compiled package."""
-        try:
-            self._bounds.check_tokens(tokens)
-        except InputError as error:
-            return error
-        low, high = min(map(min, tokens.ids)), max(map(max, tokens.ids))
-        if low < 0 or high >= self._vocab_size:
-            worst = low if low < 0 else high
-            return InputError("invalid", f"token id {worst} is outside the vocabulary of {self._vocab_size}")
-        return None
-
     def _value(self, columns: tuple[Tensor, ...]) -> object:
         for column in columns:
             if column.is_floating_point() and not bool(torch.isfinite(column).all()):
                 return NodeError("the model gave NaN or infinity", "model_output")
         return self._head.value(columns)
-
-    @staticmethod
-    def _check_vocabulary(artifact: str, vocabulary: str | None, context: NodeContext) -> None:
-        for name, source in context.inputs.items():
-            if source.vocabulary is not None and source.vocabulary != vocabulary:
-                reason = f"its tokenizer is not the one that {name!r} tokenizes with"
-                raise ConfigError("artifact", artifact, reason)
 
 
 def _prefixes(options: PrefillOptions, opened: OpenedArtifact, context: NodeContext) -> Prefixes:

@@ -7,12 +7,13 @@ import inspect
 
 from engine.errors import ConfigError
 from engine.graph import Node
+from engine.nodes.beam import Beam
 from engine.nodes.encoder import Encoder
 from engine.nodes.prefill import Prefill
 from engine.nodes.tokenizer import Tokenizer
 from engine.options import suggest
 
-KINDS: dict[str, type[Node]] = {"tokenizer": Tokenizer, "prefill": Prefill, "encoder": Encoder}
+KINDS: dict[str, type[Node]] = {"tokenizer": Tokenizer, "prefill": Prefill, "beam": Beam, "encoder": Encoder}
 
 
 def find_kind(kind: str) -> type[Node]:

@@ -81,7 +81,7 @@ class Tokenizer(Node):
             fits = len(encoding.ids) <= self._limit and each.longest <= self._max_chars
             ids[index] = tuple(encoding.ids if fits else self._cut(index, each, len(encoding.ids)))
             self._check_prompt(index, each.template, ids[index])
-        return Tokens(tuple(ids))
+        return Tokens(tuple(ids), samples.options)
 
     def _check_ids(self, index: int, token_ids: Sequence[int]) -> tuple[int, ...]:
         if not self._raw:

@@ -61,7 +61,9 @@ class BeamLanes:
         ValueError for a batch, a width or steps over the bounds, or an unknown token.
         """
         self._check(packed, widths, plan)
-        cache: BeamCache = self._mine.cache
+        cache: BeamCache | None = getattr(self._mine, "cache", None)
+        if cache is None:
+            raise RuntimeError("not a lane's thread: submit the work to LanePool.executor")
         width = max(_LEAST_ROWS, *widths)  # also where one prompt has width 1
         fields: list[str] = []
 

@@ -116,7 +116,7 @@ class Rerunner:
                 verdict = admission.prepare(work)
         future: Future[list[Result]] | None = None
         if observe is not None and work.request is not None and work.prepared is not None:
-            work.prepared = pipeline.prepare(work.request.samples, observe)
+            work.prepared = pipeline.prepare(work.request.samples, observe, work.request.options)
         if verdict is None:
             assert work.prepared is not None, "admitted"
             deadline = work.deadline

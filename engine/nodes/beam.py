@@ -1,0 +1,216 @@
+"""Beam node: one fixed beam search over the prompts of a batch; engine/beam/README.md says what is found.
+
+Runs on a lane's thread of the artifact. A request may ask for less than the pipeline's width with its options
+`width` and `top_n`; a request's own NaN or infinity fails that request alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from engine.beam.catalogue import ItemCatalogue
+from engine.beam.frontier import Frontier
+from engine.beam.items import ItemRules
+from engine.beam.legal import LegalProvider, LegalSet, LegalTensors
+from engine.beam.search import SearchPlan
+from engine.errors import ConfigError, InputError, NodeError
+from engine.graph import Capacity, Model, Node, NodeContext
+from engine.nodes.tokens_of_model import TokenCheck
+from engine.options import Options
+from engine.packed import pack
+from engine.runtime.beam_lanes import BeamLanes
+from engine.store import OpenedArtifact
+from engine.values import Beams, SampleBeams, Tokens
+
+
+class BeamOptions(Options):
+    """width: beams a prompt. steps: decode steps; a sequence has one token more. eos: whether an end token
+    finishes a beam; end_tokens: which they are, the tokenizer's own where they are left out. slices: [start,
+    stop) of the vocabulary for each token of a sequence. items: a file of the only sequences there may be."""
+
+    artifact: str
+    width: int = Field(ge=1)
+    steps: int = Field(ge=1)
+    eos: Literal["fixed", "finish"] = "fixed"
+    end_tokens: list[int] | None = Field(default=None, min_length=1)
+    slices: list[list[int]] | None = None
+    normalize: Literal["none", "length"] = "none"
+    items: str | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request's own options ask for."""
+
+    width: int
+    top_n: int | None
+
+
+class Beam(Node):
+    """Tokens -> Beams."""
+
+    Options = BeamOptions
+    consumes = (Tokens,)
+    produces = Beams
+    is_model = True
+
+    def __init__(self, options: BeamOptions, context: NodeContext) -> None:
+        opened = context.artifacts.get(options.artifact)
+        self._check_tokens = TokenCheck(options.artifact, opened, context)
+        self._lanes = context.artifacts.get_beams(options.artifact)
+        _check_bounds(options, context, self._lanes)
+        self._width, self._by_length = options.width, options.normalize == "length"
+        vocab_size = int(opened.artifact.manifest.architecture["vocab_size"])
+        ends = _end_tokens(options, opened, vocab_size)
+        self._plan = SearchPlan(options.steps, ends, _slices(options, vocab_size))
+        self._tokenizer = None
+        if opened.vocabulary is not None:
+            self._tokenizer = opened.artifact.tokenizer.backend_tokenizer
+        self._catalogue: ItemCatalogue | None = None
+        self._legal: LegalProvider | None = None
+        if options.items is not None:
+            rules = ItemRules(options.steps + 1, vocab_size, ends or (), opened.vocabulary)
+            self._catalogue = ItemCatalogue(context.directory / options.items, rules, place=self._place)
+            self._legal = self._current_items
+        self.executor = opened.lanes.executor
+        self.model = Model(opened.artifact.name, opened.artifact.digest)
+        built, prompts = opened.artifact.bounds, self._lanes.bounds.prompts
+        self.capacity = Capacity(built.tokens, min(built.samples, prompts), opened.lanes.num_lanes + 1)
+
+    def check_options(self, options: Mapping[str, object]) -> None:
+        self._asked(options)
+
+    def run(self, requests: Sequence[tuple[Any, ...]]) -> Sequence[object]:
+        results: list[object] = [self._check_tokens(tokens) for (tokens,) in requests]
+        asked: dict[int, Asked] = {}
+        for index, (tokens,) in enumerate(requests):
+            try:
+                if results[index] is None:
+                    asked[index] = self._asked(tokens.options)
+            except InputError as error:
+                results[index] = error
+        if asked:
+            legal = None if self._legal is None else self._legal()  # one version for the whole batch
+            tokens = [requests[index][0] for index in asked]
+            widths = [each.width for index, each in asked.items() for _ in requests[index][0].ids]
+            packed = pack([ids for each in tokens for ids in each.ids])
+            found = self._lanes.search(packed, widths, self._plan, None if legal is None else legal.tensors)
+            start = 0
+            for index, each in zip(asked, tokens, strict=True):
+                stop = start + len(each.ids)
+                results[index] = self._value(found, range(start, stop), legal, asked[index].top_n)
+                start = stop
+        return results
+
+    def counters(self) -> Mapping[str, int]:
+        return {} if self._catalogue is None else self._catalogue.counters()
+
+    def close(self) -> None:
+        if self._catalogue is not None:
+            self._catalogue.close()
+
+    def _asked(self, options: Mapping[str, object]) -> Asked:
+        """InputError names the option and quotes its value."""
+        width, top_n = (_count(options, key, self._width) for key in ("width", "top_n"))
+        return Asked(self._width if width is None else width, top_n)
+
+    def _value(self, found: Frontier, samples: range, legal: LegalSet | None, top_n: int | None) -> object:
+        if any(bool(found.failed[sample]) for sample in samples):
+            return NodeError("the model gave NaN or infinity", "model_output")
+        beams = tuple(self._sample(found, sample) for sample in samples)
+        return Beams(beams, legal, None if self._tokenizer is None else self._decode, top_n)
+
+    def _sample(self, found: Frontier, sample: int) -> SampleBeams:
+        """The live beams of one prompt."""
+        live = found.scores[sample].isfinite()  # dead ones come last, so this is a prefix
+        scores, lengths = found.scores[sample][live], found.lengths[sample][live]
+        columns = [found.tokens[sample][live], lengths, scores, _closed(found, sample)[live]]
+        if found.nodes is not None:
+            columns.append(found.nodes[sample][live])
+        if self._by_length:
+            columns[2] = scores / lengths
+            order = columns[2].argsort(descending=True, stable=True)
+            columns = [column[order] for column in columns]
+        token_ids, lengths, scores, finished, *leaves = columns
+        return SampleBeams(token_ids, lengths, scores, finished, leaves[0] if leaves else None)
+
+    def _decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        assert self._tokenizer is not None
+        texts: list[str] = self._tokenizer.decode_batch(
+            [list(ids) for ids in sequences], skip_special_tokens=False
+        )
+        return texts
+
+    def _current_items(self) -> LegalSet:
+        assert self._catalogue is not None
+        return self._catalogue.current
+
+    def _place(self, tensors: LegalTensors) -> LegalTensors:
+        device = self._lanes.device
+        return LegalTensors(
+            tensors.offsets.to(device), tensors.tokens.to(device), tensors.children.to(device),
+            tensors.max_degree,
+        )  # fmt: skip
+
+
+def _closed(found: Frontier, sample: int) -> Tensor:
+    """Which beams ended before they were as long as they may be."""
+    if found.closed is None:
+        return torch.zeros_like(found.lengths[sample], dtype=torch.bool)
+    return found.closed[sample]
+
+
+def _count(options: Mapping[str, object], key: str, most: int) -> int | None:
+    value = options.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError("invalid", f"options.{key} = {value!r}: must be from 1 to {most}", f"options.{key}")
+    if value > most:
+        raise InputError("too_large", f"options.{key} = {value}: at most {most}", f"options.{key}")
+    return value
+
+
+def _check_bounds(options: BeamOptions, context: NodeContext, lanes: BeamLanes) -> None:
+    built = f"artifact {options.artifact!r} was built for at most"
+    for key, most in (("width", lanes.bounds.width), ("steps", lanes.bounds.steps)):
+        if getattr(options, key) > most:
+            raise ConfigError(key, getattr(options, key), f"{built} {most}; lower it, or build with more")
+    if context.bounds.samples > lanes.bounds.prompts:
+        reason = f"{built} {lanes.bounds.prompts} prompts a batch; lower it, or build with more"
+        raise ConfigError("bounds.samples", context.bounds.samples, reason)
+
+
+def _end_tokens(options: BeamOptions, opened: OpenedArtifact, vocab_size: int) -> tuple[int, ...] | None:
+    if options.eos == "fixed":
+        if options.end_tokens is not None:
+            raise ConfigError("end_tokens", options.end_tokens, "is for eos: finish")
+        return None
+    if options.end_tokens is not None:
+        for token in options.end_tokens:
+            if not 0 <= token < vocab_size:
+                raise ConfigError("end_tokens", token, f"is outside the vocabulary of {vocab_size}")
+        return tuple(options.end_tokens)
+    own = None if opened.vocabulary is None else opened.artifact.tokenizer.eos_token_id
+    if own is None:
+        raise ConfigError("eos", options.eos, "the tokenizer names no end token; give end_tokens")
+    return (int(own),)
+
+
+def _slices(options: BeamOptions, vocab_size: int) -> tuple[tuple[int, int], ...] | None:
+    if options.slices is None:
+        return None
+    if len(options.slices) != options.steps + 1:
+        reason = f"a sequence has {options.steps + 1} tokens, and each needs its [start, stop)"
+        raise ConfigError("slices", options.slices, reason)
+    for place, pair in enumerate(options.slices):
+        if len(pair) != 2 or not 0 <= pair[0] < pair[1] <= vocab_size:
+            reason = f"must be [start, stop) within the vocabulary of {vocab_size}"
+            raise ConfigError(f"slices.{place}", pair, reason)
+    return tuple((start, stop) for start, stop in options.slices)
