@@ -1,0 +1,80 @@
+"""SmolLM2-135M searched through its compiled packages, against a plain float32 search over transformers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.artifact import Artifact
+from engine.beam.bounds import BeamBounds
+from engine.beam.search import SearchPlan
+from engine.build.plain_beams import search_plainly
+from engine.packed import pack
+from engine.runtime.beam_lanes import BeamLanes
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # a quarter of an hour on two cores that are free
+
+TEXT = Path(__file__).parents[2] / "LICENSE"
+BEAM = BeamBounds(width=100, steps=4, prompts=8)
+TOLERANCE = 1e-3
+CLEAR = 1e-4  # scores closer than this may change places with the order of summation
+CASES = {1: (100, 3), 4: (100, 3), 100: (10, 4)}  # width -> prompts and steps
+RUN_S = 900
+
+
+@pytest.fixture(scope="module")
+def artifact(smollm2_gguf: Path) -> Artifact:
+    from tools.artifact_cache import Wanted, cached_artifact
+    from tools.commands.demo import BOUNDS
+
+    return Artifact.open(cached_artifact(Wanted(smollm2_gguf, "smollm2-beam", "cpu", None, BOUNDS, BEAM)))
+
+
+@pytest.fixture(scope="module")
+def beams(artifact: Artifact) -> Iterator[BeamLanes]:
+    lanes = artifact.open_lanes(1, 2)
+    yield artifact.open_beams(lanes)
+    lanes.close()
+
+
+@pytest.fixture(scope="module")
+def reference(smollm2_gguf: Path) -> Any:
+    from engine.models.checkpoint import load_checkpoint
+
+    return load_checkpoint(smollm2_gguf, max_tokens=512).reference
+
+
+def draw_prompts(artifact: Artifact, count: int) -> list[list[int]]:
+    """Passages of a real text, 3 to 60 tokens."""
+    rng, words = random.Random(1), artifact.tokenizer.encode(TEXT.read_text())
+    lengths = [rng.randint(3, 60) for _ in range(count)]
+    starts = [rng.randrange(len(words) - length) for length in lengths]
+    return [words[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+
+
+@pytest.mark.parametrize("width", CASES)
+def test_equals_a_plain_search(width: int, artifact: Artifact, beams: BeamLanes, reference: Any) -> None:
+    """Scores by rank within 1e-3, and the same sequences wherever float32 can tell them apart."""
+    count, steps = CASES[width]
+    prompts = draw_prompts(artifact, count)
+    compared = same = 0
+    for start in range(0, count, BEAM.prompts):
+        some = prompts[start : start + BEAM.prompts]
+        job = beams.pool.executor.submit(beams.search, pack(some), [width] * len(some), SearchPlan(steps))
+        found = job.result(RUN_S)
+        for sample, prompt in enumerate(some):
+            plain = search_plainly(reference, prompt, width, steps)
+            scores, tokens = found.scores[sample, :width], found.tokens[sample, :width].tolist()
+            torch.testing.assert_close(scores, torch.tensor(plain.scores), atol=TOLERANCE, rtol=0)
+            mine = list(map(tuple, tokens))
+            same += sum(one == other for one, other in zip(mine, plain.tokens, strict=True))
+            if plain.gap > CLEAR:
+                assert mine == plain.tokens
+                compared += 1
+    assert same > 0.98 * count * width
+    assert compared > 0.9 * count or width == 100
