@@ -32,7 +32,8 @@ def artifact(smollm2_gguf: Path) -> Artifact:
     from tools.artifact_cache import Wanted, cached_artifact
     from tools.commands.demo import BOUNDS
 
-    return Artifact.open(cached_artifact(Wanted(smollm2_gguf, "smollm2-beam", "cpu", None, BOUNDS, BEAM)))
+    wanted = Wanted(smollm2_gguf, "smollm2-beam", "cpu", None, BOUNDS, beam=BEAM)
+    return Artifact.open(cached_artifact(wanted))
 
 
 @pytest.fixture(scope="module")

@@ -123,4 +123,4 @@ def _build(
     model_class(config).eval().save_pretrained(checkpoint)
     tokenizer.save_pretrained(str(checkpoint))
     bounds = BatchBounds(samples=32, tokens=2048, tokens_per_sample=512)
-    return TinyModel(checkpoint, cached_artifact(Wanted(checkpoint, name, "cpu", None, bounds, beam)))
+    return TinyModel(checkpoint, cached_artifact(Wanted(checkpoint, name, "cpu", None, bounds, beam=beam)))
