@@ -8,6 +8,7 @@ itself, and the watchdog ends a process that has records and makes no progress.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
 
@@ -29,6 +30,7 @@ class BrokerCheck:
         self._servers = servers
         self._client = client
         self._silent_since_s: float | None = None
+        self._answered: int | None = None  # who did last time
 
     @property
     def complaint(self) -> str | None:
@@ -45,7 +47,8 @@ class BrokerCheck:
             if client is None:
                 continue
             asked_s = time.monotonic()
-            if await _any_answers(client):
+            self._answered = await _ask(client, self._answered)
+            if self._answered is not None:
                 if self._silent_since_s is not None:
                     log.info("brokers answer again", servers=self._servers)
                 self._silent_since_s = None
@@ -54,11 +57,15 @@ class BrokerCheck:
                 self._silent_since_s = asked_s
 
 
-async def _any_answers(client: AIOKafkaClient) -> bool:
-    for number in sorted(broker.nodeId for broker in client.cluster.brokers())[:MAX_ASKED]:
+async def _ask(client: AIOKafkaClient, first: int | None) -> int | None:
+    """The broker that answered. `first` is asked first, then any: some may be away for long."""
+    numbers = [broker.nodeId for broker in client.cluster.brokers()]
+    random.shuffle(numbers)
+    numbers.sort(key=lambda number: number != first)
+    for number in numbers[:MAX_ASKED]:
         try:
             await client.send(number, MetadataRequest([]))
         except (KafkaError, OSError, TimeoutError):
             continue
-        return True
-    return False
+        return int(number)
+    return None
