@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from engine.models.architecture import Architecture
-from engine.packed import pack
+from engine.packed import PackedBatch, pack
 from engine.quant.agreement import Agreement, Answers, answer, compare, exact_rows
 from engine.quant.emulation import EmulatedDecoder, Place
-from engine.quant.preparation import Shelf, prepare
+from engine.quant.preparation import Shelf, prepare, principal_axes
 from engine.quant.rotation import rotate
 from engine.quant.rows import Matrix
 from engine.quant.schemes import ROTATED, Scheme
@@ -49,21 +49,26 @@ class Laboratory:
     def decoder(self, rotated: bool, carrier: torch.dtype = torch.float32) -> EmulatedDecoder:
         """`carrier`: what is stored between matrices; a device stores bf16."""
         if rotated and True not in self._weights:
-            found = rotate(self.model.weights, self.model.architecture)
+            self._say("finding the axes of the residual stream")
+            axes = principal_axes(self.decoder(False), *self._packed())
+            found = rotate(self.model.weights, self.model.architecture, axes)
             self._weights[True] = (found.weights, found.unrotate)
         weights, unrotate = self._weights[rotated]
         return EmulatedDecoder(self.model.architecture, weights, unrotate, carrier)
 
     def prepare(self, schemes: Sequence[Scheme]) -> None:
         """Make the matrices of several schemes at once, which runs the calibration texts fewer times."""
-        packed = pack([text.ids for text in self._calibrate])
-        exact = exact_rows(self._calibrate, len(packed.input_ids))
+        packed, exact = self._packed()
         for rotated in (False, True):
             # bf16 too: the rest of a mixed plan
             wanted = [s for s in schemes if s not in self._shelf and (s in ROTATED) == rotated]
             if wanted:
                 self._say(f"calibrating {', '.join(wanted)}")
                 self._shelf |= prepare(self.decoder(rotated), packed, exact, wanted)
+
+    def _packed(self) -> tuple[PackedBatch, Tensor | None]:
+        packed = pack([text.ids for text in self._calibrate])
+        return packed, exact_rows(self._calibrate, len(packed.input_ids))
 
     def matrices(self, scheme: Scheme) -> dict[Place, Matrix]:
         self.prepare([scheme])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.packed import PackedBatch
 from engine.quant.emulation import EmulatedDecoder, Place
-from engine.quant.rows import Matrix, Rows
+from engine.quant.rows import STREAM, Matrix, Rows
 from engine.quant.schemes import Scheme, make_matrix, unserved
 
 Shelf = dict[Scheme, dict[Place, Matrix]]
@@ -46,3 +46,21 @@ def prepare(
             say(f"layer {layer + 1} of {decoder.architecture.num_layers}")
             stream = decoder.step(layer, stream, batch, {}, make)
     return shelf
+
+
+def principal_axes(decoder: EmulatedDecoder, packed: PackedBatch, exact: Tensor | None) -> Tensor:
+    """float64[H, H]: directions of the normed residual, columns, over all of the decoder's norms; the ones
+    that most of it goes along first. `decoder`: the plain one."""
+    size = decoder.architecture.hidden_size
+    moments = torch.zeros(size, size, dtype=torch.float64)
+
+    def add(_layer: int, kind: str, rows: Rows) -> None:
+        if kind in STREAM:
+            inputs = (rows if exact is None else rows.take(~exact)).inputs
+            moments.add_((inputs.T @ inputs).double() / len(inputs))
+
+    with torch.inference_mode():
+        stream, batch = decoder.begin(packed)
+        for layer in range(decoder.architecture.num_layers):
+            stream = decoder.step(layer, stream, batch, {}, add)
+    return torch.linalg.eigh(moments).eigenvectors.flip(1)

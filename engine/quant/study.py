@@ -69,11 +69,14 @@ class Study:
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class Chosen:
+    """A plan of one scheme and bf16, and its estimated time."""
+
     scheme: Scheme
     plan: dict[Place, Scheme]
     matrices: dict[Place, Matrix]
     us: float
+    sensitivity: tuple[Sensitivity, ...] = ()
 
 
 def run_study(
@@ -93,15 +96,16 @@ def run_study(
         us = plan_us(model.architecture, plan, _exact(matrices))
         results.append(PlanResult(scheme, agreement, bf16_us / us, len(plan) / len(matrices)))
     sensitivity: dict[str, tuple[Sensitivity, ...]] = {}
-    best = _Chosen("bf16", {}, laboratory.matrices("bf16"), bf16_us)
+    best = Chosen("bf16", {}, laboratory.matrices("bf16"), bf16_us)
     for scheme in served:
-        found, sensitivity[scheme] = _choose(laboratory, texts, scheme, budget, say)
+        found = choose_plan(laboratory, texts, scheme, budget, say)
+        sensitivity[scheme] = found.sensitivity
         best = min(best, found, key=lambda each: each.us)
     say("measuring the chosen plan")
     agreement = laboratory.measure(texts.judge, best.matrices, rotated=best.scheme in ROTATED)
     if best.plan and (reason := budget.broken(agreement)) is not None:
         notes.append(f"auto: the plan chosen on other texts is over the budget on these ({reason}): bf16")
-        best, agreement = _Chosen("bf16", {}, {}, bf16_us), results[0].agreement
+        best, agreement = Chosen("bf16", {}, {}, bf16_us), results[0].agreement
     share = len(best.plan) / (4 * model.architecture.num_layers)
     results.append(PlanResult("auto", agreement, bf16_us / best.us, share))
     layers: tuple[dict[str, str], ...] = tuple(
@@ -129,9 +133,8 @@ def _served(model: Model, schemes: Sequence[Scheme]) -> tuple[list[str], list[Sc
     return notes, served
 
 
-def _choose(
-    laboratory: Laboratory, texts: TextSets, scheme: Scheme, budget: Budget, say: Say
-) -> tuple[_Chosen, tuple[Sensitivity, ...]]:
+def choose_plan(laboratory: Laboratory, texts: TextSets, scheme: Scheme, budget: Budget, say: Say) -> Chosen:
+    """The fastest plan of `scheme` and bf16 that holds the budget on the texts to choose by."""
     architecture, rotated = laboratory.model.architecture, scheme in ROTATED
     matrices = laboratory.matrices(scheme)
     decoder = laboratory.decoder(rotated)
@@ -161,7 +164,7 @@ def _choose(
     chosen, _ = choose(groups, saved, cautious, measure)
     plan = _plan_of(mixed(chosen), scheme)
     us = plan_us(architecture, plan, exact)
-    return _Chosen(scheme, plan, mixed(chosen), us), tuple(groups)
+    return Chosen(scheme, plan, mixed(chosen), us, tuple(groups))
 
 
 def _plan_of(matrices: dict[Place, Matrix], scheme: Scheme) -> dict[Place, Scheme]:
