@@ -65,7 +65,7 @@ def load_texts(calibration: Calibration, checkpoint: Checkpoint, bounds: BatchBo
         if config.bounds.tokens_per_sample > bounds.tokens_per_sample:
             reason = f"pipeline {config.name!r}: the artifact is built for {bounds.tokens_per_sample}"
             raise ConfigError("tokens_per_sample", config.bounds.tokens_per_sample, reason)
-    classes = None if checkpoint.score is None else len(checkpoint.score)
+    classes = None if checkpoint.score is None else max(2, len(checkpoint.score))
     return read_texts(calibration.file, calibration.pipelines, checkpoint.tokenizer, classes)
 
 
@@ -74,6 +74,8 @@ def model_of(checkpoint: Checkpoint) -> Model:
     head = checkpoint.lm_head if checkpoint.lm_head is not None else checkpoint.score
     if head is None:
         raise ConfigError("calibrate", "a model without a head", "accuracy is judged by a head's answers")
+    if len(head) == 1:  # a score alone stands against a zero: its probability is a sigmoid
+        head = torch.cat([head, torch.zeros_like(head)])
     weights = {name: tensor.float() for name, tensor in checkpoint.weights.items()}
     return Model(checkpoint.architecture, weights, head.float())
 

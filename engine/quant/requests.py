@@ -2,7 +2,8 @@
 
 One JSON object a line: {"pipeline": ..., "samples": [...]} with samples as on the wire ({"fields": {...}},
 {"text": ...}, {"token_ids": [...]}) or as plain maps of template fields; or one such map alone. Every line
-is one request; of five, the first calibrates, the second chooses, the other three judge.
+is one request, of which the first MOST_REQUESTS are read; of five, the first calibrates, the second chooses,
+the other three judge.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from engine.quant.texts import Text
 from engine.store import ArtifactStore
 from engine.values import Samples, Tokens
 
+MOST_REQUESTS = 5000  # some of them calibrate; more to judge by takes hours and says no more
 PROBES = (
     "a",
     "0",
@@ -118,7 +120,7 @@ def read_texts(
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("calibrate", str(path), f"cannot be read: {error}") from None
     for number, line in enumerate(lines, start=1):
-        if line.strip():
+        if line.strip() and len(requests) < MOST_REQUESTS:
             try:
                 requests.append(_read_line(line, pipelines))
             except (ValueError, InputError) as error:

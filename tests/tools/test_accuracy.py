@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from engine.pipeline_config import read_pipeline
 from engine.quant.budget import Budget
-from tools.accuracy import read_calibration
+from tools.accuracy import accuracy_table, read_calibration
 from tools.errors import UserError
 
 
@@ -33,3 +34,23 @@ def test_a_file_needs_its_pipeline(tmp_path: Path) -> None:
     own = read_calibration("mine.jsonl", [Path("configs/intent.yaml")], Budget(0.1, 0.2))
     assert own is not None
     assert own.pipelines == (read_pipeline(Path("configs/intent.yaml")),)
+
+
+def test_the_table_has_every_plan_and_a_dash_for_what_was_not_measured() -> None:
+    measured = {"label_shift": 0.0312, "next_token_kl": 0.00091, "label_agreement": 1.0, "texts": 556}
+    unlabelled = {**measured, "label_shift": None, "label_agreement": None}
+    plan = {"name": "int8", "agreement": unlabelled, "speed": 1.7, "eight_bits": 1.0}
+    accuracy = {
+        "budget": {"label_shift": 0.05, "kl": 0.004},
+        "plans": [plan],
+        "measured": measured,
+        "method": "emulated",
+        "notes": ["int8: down stays bf16"],
+    }
+    console = Console(width=160, record=True)
+    console.print(accuracy_table(accuracy))
+    text = console.export_text()
+    assert all(
+        word in text for word in ("int8 (emulated)", "1.70x", "0.0312", "0.00091", "556", "down stays bf16")
+    )
+    assert " - " in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.build import BuildSpec, build_artifact
-from engine.build.accuracy import CHART, REPORT, judge_package, load_texts, study_accuracy
+from engine.build.accuracy import CHART, REPORT, judge_package, load_texts, model_of, study_accuracy
 from engine.build.spec import Calibration
 from engine.errors import ArtifactError, ConfigError
 from engine.manifest import read_manifest
@@ -100,3 +101,14 @@ def test_a_plan_is_restricted_to_what_was_chosen() -> None:
     first, second = restrict_plan(Plan((layer, layer), "static"), chosen).layers
     assert (first.qkv, first.output, first.gate_up, first.down) == ("bf16", "fp8", "bf16", "fp8")
     assert {second.qkv, second.output, second.gate_up, second.down} == {"bf16"}
+
+
+def test_a_single_score_stands_against_a_zero(tiny_classifier: Any) -> None:
+    checkpoint = load_checkpoint(tiny_classifier.checkpoint, max_tokens=64)
+    assert checkpoint.score is not None
+    one = model_of(replace(checkpoint, score=checkpoint.score[:1]))
+    assert one.head.shape[0] == 2
+    assert not one.head[1].any()
+    assert len(model_of(checkpoint).head) == 3
+    with pytest.raises(ConfigError, match="a model without a head"):
+        model_of(replace(checkpoint, score=None))
