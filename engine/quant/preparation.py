@@ -63,4 +63,5 @@ def principal_axes(decoder: EmulatedDecoder, packed: PackedBatch, exact: Tensor 
         stream, batch = decoder.begin(packed)
         for layer in range(decoder.architecture.num_layers):
             stream = decoder.step(layer, stream, batch, {}, add)
-    return torch.linalg.eigh(moments).eigenvectors.flip(1)
+    axes: Tensor = torch.linalg.eigh(moments).eigenvectors.flip(1)
+    return axes

@@ -114,7 +114,7 @@ def read_texts(
 ) -> TextSets:
     """ConfigError names the file, the line and what is wrong with it."""
     pipelines = {config.name: PipelineTexts(config, tokenizer, num_classes) for config in configs}
-    requests = []
+    requests: list[list[Text]] = []
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
