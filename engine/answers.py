@@ -20,7 +20,8 @@ def always() -> bool:
 class Prepared:
     """One request after its PREPARE nodes, ready to share a batch.
 
-    num_tokens is what batching budgets by: of several tokenizers the one with most tokens. `wanted` is asked
+    num_tokens is what batching budgets by: of several tokenizers the one with most tokens. They are those of
+    whole prompts; a model computes fewer where prefixes spare it some (Answer.saved). `wanted` is asked
     on the lane's thread right before a model node launches; it must be quick, and thread-safe (branches).
     `observe`, where there is one, is told every node's value, for whoever must find out why.
     """

@@ -15,6 +15,7 @@ from rich.console import Console
 from engine.packed import BatchBounds
 from tools.artifact_cache import Wanted, cached_artifact
 from tools.bench.engine_compare import Setup, compare
+from tools.bench.prefix_engine import PrefixSetup, bench_prefixes
 from tools.bench.shape_engine import ShapeSetup, bench_shape
 from tools.bench.workload import MAX_TOKENS
 from tools.commands.build import Kernels, Precision
@@ -61,6 +62,13 @@ def engine(
             "against the card's physics."
         ),
     ] = None,
+    prefixes: Annotated[
+        bool,
+        typer.Option(
+            help="Instead: a request whose samples share 64 of their 150 tokens, 40 of these constant; with "
+            "and without computing them once."
+        ),
+    ] = False,
     precision: Annotated[Precision, typer.Option(help="With --shape.")] = Precision.FP8,
     kernels: Annotated[Kernels, typer.Option(help="With --shape.")] = Kernels.FASTEST,
     lanes: Annotated[int, typer.Option(min=1, help="With --shape.")] = 2,
@@ -80,14 +88,22 @@ def engine(
     with Steps() as say:
         source = model or smollm2_gguf(say=say)
         name = "smollm2" if model is None else "bench"
+        artifact = cached_artifact(Wanted(source, name, device.value, None, bounds(samples)), say=say)
+        threads = threads or os.cpu_count() or 1
+        if prefixes:
+            asked = PrefixSetup(artifact, device.value, samples, rounds, threads, seed)
+            saved = bench_prefixes(asked, say, console.print)
+            if as_json:
+                typer.echo(json.dumps(saved))
+            return
         setup = Setup(
             source=source,
-            artifact=cached_artifact(Wanted(source, name, device.value, None, bounds(samples)), say=say),
+            artifact=artifact,
             device=device.value,
             requests=requests,
             samples=samples,
             rounds=rounds,
-            threads=threads or os.cpu_count() or 1,
+            threads=threads,
             seed=seed,
             gemm_size=GEMM_SIZE[device],
         )
