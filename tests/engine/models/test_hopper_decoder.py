@@ -12,6 +12,8 @@ from torch import Tensor
 
 from engine.build.calibration import calibrate
 from engine.build.compilation import export_decoder
+from engine.build.hopper_library import compile_kernels
+from engine.build.native import default_cache
 from engine.errors import ConfigError
 from engine.models.architecture import Architecture, Rope
 from engine.models.cuda_decoder import CudaDecoder
@@ -159,3 +161,34 @@ def test_a_missing_scale_is_named() -> None:
     scales = {name: scale for name, scale in made.scales.items() if name != "layers.1.mlp_norm"}
     with pytest.raises(ConfigError, match=r"input_scales\.layers\.1\.mlp_norm"):
         prepare_weights(made.weights, made.architecture, made.plan("fp8"), max_seqlen=96, input_scales=scales)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("portable", [(), (0,), (1,), (2,)])
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_device_computes_what_the_oracles_do(
+    kind: str, precision: str, portable: tuple[int, ...]
+) -> None:
+    """Whole, and where layers of both paths hand over to each other; padding is there, and finite."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the hopper path is for compute capability 9.0")
+    kernels, _ = compile_kernels(default_cache())
+    if kernels.library is None:
+        pytest.skip(kernels.reason)
+    made = make(kind)
+    plan = made.plan(precision, portable)
+    packed = pack(SAMPLES)
+    wanted = run(made.decoder(plan), packed)
+    padded = dataclasses.replace(
+        packed,
+        input_ids=torch.cat([packed.input_ids, torch.full((88,), 3)]).cuda(),
+        positions=torch.cat([packed.positions, torch.zeros(88, dtype=torch.int64)]).cuda(),
+        cu_seqlens=torch.cat([packed.cu_seqlens, packed.cu_seqlens[-1:].repeat(4)]).cuda(),
+    )
+    decoder = made.decoder(dataclasses.replace(plan, library=kernels.library)).to("cuda")
+    found = run(decoder, padded).cpu()
+    assert torch.isfinite(found).all()
+    # 8 bits: a sum in another order may round to another neighbour
+    assert error(found, wanted) < (0.01 if precision == "bf16" else 0.08)
+    assert torch.equal(run(decoder, padded).cpu(), found)
