@@ -1,5 +1,5 @@
-"""Compiles csrc/ into one shared library with nvcc. Needs no GPU: a machine with CPUs alone builds what an
-H200 runs.
+"""python -m engine.ops.hopper.compiler FOLDER: compiles csrc/ into one shared library with nvcc; prints its
+path. Needs no GPU: a machine with CPUs alone builds what an H200 runs.
 
 Contract: deterministic by content. The library's name carries a digest of every source, the flags and nvcc's
 version; a library that is there is taken as it is. Register spills, a serialised wgmma or an ignored
@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -113,3 +114,8 @@ def build_library(folder: Path, *, threads: int = 2) -> tuple[Path, str]:
             raise CompileError(f"nvcc failed to link:\n{done.stdout}{done.stderr}")
         linked.replace(library)  # atomic: two builders at once end with the same content
     return library, "\n".join(reports)
+
+
+if __name__ == "__main__":
+    built, _ = build_library(Path(sys.argv[1]).expanduser(), threads=os.cpu_count() or 1)
+    sys.stdout.write(f"{built}\n")
