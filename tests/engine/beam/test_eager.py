@@ -34,17 +34,23 @@ def prompts() -> list[list[int]]:
     return [torch.randint(3, VOCAB, (n,), generator=generator).tolist() for n in LENGTHS]
 
 
-def run(checkpoint: Checkpoint, prompts: list[list[int]], width: int, steps: int, **more: Any) -> Frontier:
+def run(
+    checkpoint: Checkpoint, prompts: list[list[int]], width: int, steps: int, device: str = "cpu", **more: Any
+) -> Frontier:
+    on = torch.device(device)
     a = checkpoint.architecture
-    passes = [kind.from_weights(a, checkpoint.weights, MAX_TOKENS) for kind in (PromptDecoder, StepDecoder)]
+    weights = {name: x.to(on) for name, x in checkpoint.weights.items()}
+    passes = [kind.from_weights(a, weights, MAX_TOKENS) for kind in (PromptDecoder, StepDecoder)]
     prompt, step = (lambda inputs, each=each: list(each(*inputs)) for each in passes)
     shape = CacheShape(a.num_layers, SLOTS, ROWS, a.num_kv_heads, a.head_dim)
-    cache = BeamCache(prompt, step, shape, torch.float32, torch.device("cpu"))
+    cache = BeamCache(prompt, step, shape, torch.float32, on)
     assert checkpoint.lm_head is not None
-    widths = torch.tensor(more.pop("widths", [width] * len(prompts)))
+    widths = torch.tensor(more.pop("widths", [width] * len(prompts)), device=on)
     with torch.inference_mode():
         cache.load(pack(prompts), width)
-        return search(cache, Head(checkpoint.lm_head), Rules(width, widths, None, None), steps)
+        found = search(cache, Head(checkpoint.lm_head.to(on)), Rules(width, widths, None, None), steps)
+    columns: dict[str, Any] = {name: None if x is None else x.cpu() for name, x in vars(found).items()}
+    return Frontier(**columns)
 
 
 @pytest.mark.parametrize(("width", "steps"), [(2, 3), (5, 4), (100, 2)])
@@ -94,3 +100,12 @@ def test_poison_in_one_prompt(checkpoint: Checkpoint, prompts: list[list[int]]) 
     assert found.failed.tolist() == [False, True, False, False]
     for i in (0, 2, 3):
         assert found.tokens[i].tolist() == clean.tokens[i].tolist()
+
+
+@pytest.mark.gpu
+def test_the_same_code_on_a_device(checkpoint: Checkpoint, prompts: list[list[int]]) -> None:
+    """Plain torch, no kernels of our own: what they will be compared with."""
+    here, there = run(checkpoint, prompts, 10, 3), run(checkpoint, prompts, 10, 3, "cuda")
+    torch.testing.assert_close(there.scores, here.scores, atol=1e-3, rtol=0)
+    same = (there.tokens == here.tokens).all(-1).float().mean()
+    assert float(same) > 0.9  # the rest: two beams whose scores differ in the last bit
