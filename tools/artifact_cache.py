@@ -26,8 +26,7 @@ from engine.beam.bounds import BeamBounds
 from engine.build import BuildSpec, build_artifact
 from engine.build.spec import Device, Dtype, Kernels, Precision
 from engine.manifest import FORMAT, MANIFEST, file_digest
-from engine.ops.hopper.compiler import NvccMissingError, find_nvcc
-from engine.ops.hopper.compiler import digest as kernels_digest
+from engine.ops.hopper.compiler import NvccMissingError, expected_digest
 from engine.packed import BatchBounds
 from engine.runtime.machine import cpu_features, device_arch
 from tools.model_cache import cache_root
@@ -153,10 +152,10 @@ def _kernels(wanted: Wanted) -> tuple[str, ...]:
     if wanted.precision is None:
         return ()
     try:
-        compiler = kernels_digest(find_nvcc())
+        kernels = expected_digest()
     except NvccMissingError:
-        compiler = "no nvcc"
-    return (wanted.precision, wanted.kernels, compiler)
+        kernels = "no nvcc"
+    return (wanted.precision, wanted.kernels, kernels)
 
 
 def _code_files(path: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The compiled kernels of the hopper path, for a build: from a cache folder, or compiled there now.
+"""The compiled kernels of the hopper path, for a build: given, or from a cache folder, or compiled there now.
 
 A machine without nvcc is no error, its layers go the portable path; an nvcc that makes no good code is.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine.errors import ArtifactError
 from engine.models.plan import HopperKernels
-from engine.ops.hopper.compiler import CompileError, NvccMissingError, build_library
+from engine.ops.hopper.compiler import CompileError, NvccMissingError, build_library, given_library
 from engine.ops.hopper.library import load
 
 
@@ -19,12 +19,12 @@ def compile_kernels(cache: Path) -> tuple[HopperKernels, Path | None]:
     ArtifactError with the compiler's words where nvcc is there and fails.
     """
     try:
-        library, _ = build_library(cache)
+        library = given_library() or build_library(cache)[0]
     except NvccMissingError as missing:
         return HopperKernels(None, str(missing)), None
     except CompileError as failed:
         raise ArtifactError(
             f"hopper kernels: {str(failed)[-2000:]}; install the extra boundgen[hopper] and set NVCC to its "
-            "nvcc, or build with portable kernels"
+            "nvcc, or build with --kernels portable"
         ) from failed
     return HopperKernels(load(library)), library

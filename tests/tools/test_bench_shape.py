@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from engine.models.checkpoint import load_checkpoint
 from tools.artifact_cache import Wanted, cache_key
 from tools.bench.shape_checkpoint import shape_checkpoint
 from tools.bench.shape_engine import ShapeSetup, bench_shape
 from tools.bench.shapes import SHAPES
-from tools.cli import app
 from tools.errors import UserError
 
 
@@ -34,6 +32,10 @@ def test_the_checkpoint_is_of_the_shape(shape: str, tmp_path: Path) -> None:
 
 
 def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner  # not where only the engine is installed
+
+    from tools.cli import app
+
     def run(shape: str) -> None:
         bench_shape(ShapeSetup(shape, "fp8", "fastest", 1), lambda _: None, lambda _: None)
 
@@ -51,6 +53,7 @@ def test_an_artifact_of_other_kernels_is_another(tmp_path: Path, monkeypatch: py
     model.write_bytes(b"weights")
     plain = Wanted(model, "m", "cpu", None, bounds=None)  # type: ignore[arg-type]
     wanted = dataclasses.replace(plain, precision="bf16")
+    monkeypatch.delenv("BOUNDGEN_HOPPER_LIBRARY", raising=False)
     monkeypatch.setenv("NVCC", "/nowhere/nvcc")
     monkeypatch.setattr("engine.ops.hopper.compiler.sysconfig.get_paths", lambda: {"purelib": "/nowhere"})
     without = [

@@ -1,12 +1,16 @@
 """`bench engine --shape`: a model of a benchmarked shape through its own artifact, lanes and graphs, on CUDA.
 
 Prints the physics, the card's ceilings, what loading took, then each token count and the closed loops; all of
-it is in the returned map too. Weights are random: speed and memory are those of a real model.
+it is in the returned map too. Weights are random: speed and memory are those of a real model. Also
+`python -m tools.bench.shape_engine --shape qwen3-0.6b --precision fp8`, where only the engine is installed.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +24,7 @@ from engine.packed import pack
 from engine.runtime.graph_lanes import GraphLanePool
 from tools.artifact_cache import Wanted, cached_artifact
 from tools.bench.ceilings import measure_ceilings
-from tools.bench.cuda_engine import BOUNDS, PEAK_BF16, PEAK_FP8, measure_bucket, measure_loads
+from tools.bench.cuda_engine import BOUNDS, PEAK_BF16, PEAK_FP8, measure_bucket, measure_loads, say
 from tools.bench.shape_checkpoint import shape_checkpoint
 from tools.bench.shapes import SHAPES, count_work
 from tools.errors import UserError
@@ -40,8 +44,10 @@ class ShapeSetup:
     seconds: float = 2.0
 
 
-def bench_shape(setup: ShapeSetup, say: Callable[[str], None], line: Callable[[str], None]) -> dict[str, Any]:
-    """Everything that is measured; `say` hears the stages, `line` the lines of the report."""
+def bench_shape(
+    setup: ShapeSetup, stage: Callable[[str], None], line: Callable[[str], None]
+) -> dict[str, Any]:
+    """Everything that is measured; `stage` hears each as it begins, `line` the lines of the report."""
     if setup.shape not in SHAPES:
         raise UserError(f"--shape = {setup.shape!r}: must be one of {', '.join(sorted(SHAPES))}")
     if not torch.cuda.is_available():
@@ -49,11 +55,11 @@ def bench_shape(setup: ShapeSetup, say: Callable[[str], None], line: Callable[[s
             "--shape: is measured on CUDA, and torch sees no CUDA device; boundgen doctor says more"
         )
     a = SHAPES[setup.shape]
-    say("writing a random checkpoint")
+    stage("writing a random checkpoint")
     model = shape_checkpoint(setup.shape, a, cache_root())
     wanted = Wanted(model, setup.shape, "cuda", None, BOUNDS, setup.precision, setup.kernels)
-    artifact = Artifact.open(cached_artifact(wanted, say=say), device="cuda")
-    say("capturing graphs")
+    artifact = Artifact.open(cached_artifact(wanted, say=stage), device="cuda")
+    stage("capturing graphs")
     pool = artifact.open_lanes(setup.lanes)
     assert isinstance(pool, GraphLanePool)
     try:
@@ -104,3 +110,19 @@ def check(pool: GraphLanePool, a: Architecture) -> dict[str, Any]:
         "packed_vs_single": float((first - single).norm() / single.norm()),
         "finite": bool(torch.isfinite(first).all()),
     }
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.shape_engine")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-0.6b")
+    parser.add_argument("--precision", choices=("bf16", "fp8"), default="fp8")
+    parser.add_argument("--kernels", choices=("fastest", "portable"), default="fastest")
+    parser.add_argument("--lanes", type=int, default=2)
+    parser.add_argument("--tokens", type=int, nargs="+", default=list(ShapeSetup.tokens))
+    parser.add_argument("--in-flight", type=int, nargs="*", default=list(ShapeSetup.in_flight))
+    parser.add_argument("--seconds", type=float, default=ShapeSetup.seconds, help="of each closed loop")
+    say(json.dumps(bench_shape(ShapeSetup(**vars(parser.parse_args(arguments))), say, say)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

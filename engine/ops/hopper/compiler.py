@@ -1,10 +1,11 @@
 """python -m engine.ops.hopper.compiler FOLDER: compiles csrc/ into one shared library with nvcc; prints its
 path. Needs no GPU: a machine with CPUs alone builds what an H200 runs.
 
-Contract: deterministic by content. The library's name carries a digest of every source, the flags and nvcc's
-version; a library that is there is taken as it is. Register spills, a serialised wgmma or an ignored
-setmaxnreg are a failed build, not a slow kernel. nvcc is `NVCC`, else the one on PATH, else the one of the
-nvidia-cuda-nvcc wheel (extra `hopper`), else `NvccMissingError`.
+Contract: deterministic by content. The library's name carries a digest of every source and the flags, and one
+of nvcc's version; a library that is there is taken as it is. Register spills, a serialised wgmma or an
+ignored setmaxnreg are a failed build, not a slow kernel. nvcc is `NVCC`, else the one on PATH, else that of
+the nvidia-cuda-nvcc wheel (extra `hopper`), else `NvccMissingError`. Where BOUNDGEN_HOPPER_LIBRARY is set, it
+names a library that was compiled elsewhere from the same sources, and nvcc is not asked for.
 """
 
 import hashlib
@@ -59,12 +60,37 @@ def _version(nvcc: Path) -> str:
     return subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True).stdout
 
 
-def digest(nvcc: Path) -> str:
-    """Hex digest of everything that decides the library's content."""
-    state = hashlib.sha256(repr((ARCH, FLAGS, _version(nvcc), wgmma_header())).encode())
+def sources_digest() -> str:
+    """16 hex digits over every source and the flags: what the calls of this code fit."""
+    state = hashlib.sha256(repr((ARCH, FLAGS, wgmma_header())).encode())
     for source in sorted(SOURCES.iterdir()):
         state.update(source.name.encode() + b"\0" + source.read_bytes())
     return state.hexdigest()[:16]
+
+
+def digest(nvcc: Path) -> str:
+    """Of everything that decides the library's content: sources, then compiler."""
+    return f"{sources_digest()}-{hashlib.sha256(_version(nvcc).encode()).hexdigest()[:8]}"
+
+
+def given_library() -> Path | None:
+    """What BOUNDGEN_HOPPER_LIBRARY names, where it is set; CompileError for a library of other sources."""
+    named = os.environ.get("BOUNDGEN_HOPPER_LIBRARY")
+    if not named:
+        return None
+    library, wanted = Path(named).expanduser(), sources_digest()
+    if not library.is_file() or not library.name.startswith(f"hopper-{wanted}-"):
+        raise CompileError(
+            f"BOUNDGEN_HOPPER_LIBRARY = {named!r}: wanted a file hopper-{wanted}-*.so, as "
+            "`python -m engine.ops.hopper.compiler FOLDER` makes it from these sources"
+        )
+    return library
+
+
+def expected_digest() -> str:
+    """Of the library that a build here would take; raises as find_nvcc and given_library do."""
+    given = given_library()
+    return digest(find_nvcc()) if given is None else given.stem.removeprefix("hopper-")
 
 
 def check_report(report: str) -> None:

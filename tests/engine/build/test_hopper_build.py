@@ -154,6 +154,7 @@ def test_what_is_not_served_is_said_at_build(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     act_device(monkeypatch, capability)
+    monkeypatch.delenv("BOUNDGEN_HOPPER_LIBRARY", raising=False)
     monkeypatch.setenv("NVCC", "/nowhere/nvcc")
     monkeypatch.setattr(compiler.sysconfig, "get_paths", lambda: {"purelib": "/nowhere"})
     stages: list[str] = []
@@ -176,8 +177,25 @@ def test_an_nvcc_that_fails_ends_the_build(tmp_path: Path, monkeypatch: pytest.M
     nvcc.write_text("#!/bin/sh\n[ $1 = --version ] || { echo too old >&2; exit 1; }\n")
     nvcc.chmod(0o755)
     monkeypatch.setenv("NVCC", str(nvcc))
+    monkeypatch.delenv("BOUNDGEN_HOPPER_LIBRARY", raising=False)
     with pytest.raises(
-        ArtifactError, match=r"(?s)hopper kernels: nvcc failed on .*too old.*portable kernels"
+        ArtifactError, match=r"(?s)hopper kernels: nvcc failed on .*too old.*--kernels portable"
     ):
         compile_kernels(tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("*.so"))
+
+
+def test_a_library_compiled_elsewhere_is_taken_if_it_is_of_these_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NVCC", "/nowhere/nvcc")
+    name = library.file_name(f"{compiler.sources_digest()}-00112233")
+    elsewhere = fake_library(tmp_path).rename(tmp_path / name)
+    monkeypatch.setenv("BOUNDGEN_HOPPER_LIBRARY", str(elsewhere))
+    kernels, path = compile_kernels(tmp_path / "cache")
+    assert path == elsewhere
+    assert kernels.library is not None
+    assert library.file_name(kernels.library) == name
+    monkeypatch.setenv("BOUNDGEN_HOPPER_LIBRARY", str(fake_library(tmp_path)))
+    with pytest.raises(ArtifactError, match=f"wanted a file hopper-{compiler.sources_digest()}-"):
+        compile_kernels(tmp_path / "cache")
