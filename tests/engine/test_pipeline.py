@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from engine.errors import ConfigError, InputError, NodeError
-from engine.graph import Capacity, Node, NodeContext, Stage
+from engine.graph import Capacity, Counted, Node, NodeContext, Stage
 from engine.options import Options
 from engine.pipeline import Answer, ArtifactStore, Dropped, Failure, Pipeline, PipelineConfig
+from engine.prefixes import Saved
 from engine.values import Rows, Samples, Scores, Tokens
 
 BOUNDS = {"samples": 4, "tokens_per_sample": 8, "tokens_per_request": 16}
@@ -252,6 +253,33 @@ class Again(Node):
 
     def run(self, requests: Sequence[tuple[Any, ...]]) -> Sequence[object]:
         return [scores for (scores,) in requests]
+
+
+class Sparing(Node):
+    """A model that was spared tokens. Knows a bad sum."""
+
+    consumes = (Scores,)
+    produces = Scores
+    is_model = True
+
+    def run(self, requests: Sequence[tuple[Any, ...]]) -> Sequence[object]:
+        values = [scores if scores.logits.sum() != 3 else NodeError("three") for (scores,) in requests]
+        return [Counted(value, Saved(2, 5)) for value in values]
+
+
+def test_what_model_nodes_were_spared_is_added_up(no_artifacts: ArtifactStore, sample: Any) -> None:
+    nodes = {
+        **ONE,
+        "once": {"kind": f"{ME}:Sparing", "inputs": ["total"]},
+        "twice": {"kind": f"{ME}:Sparing", "inputs": ["once"]},
+        "rows": {"kind": f"{ME}:Collect", "inputs": ["twice"]},
+    }
+    with Pipeline.open(config(**nodes), no_artifacts) as pipeline:
+        good, bad = results(pipeline, sample, "aa", "aaa")
+    assert isinstance(good, Answer)
+    assert (good.rows, good.saved) == (({"twice": 2.0},), Saved(4, 10))
+    assert isinstance(bad, Failure)
+    assert bad.message == "three"
 
 
 def test_wanted_that_raises_fails_its_own_request_only(pipeline: Pipeline, sample: Any) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiokafka import ConsumerRecord, TopicPartition
 
+from engine.graph import Counted
 from engine.pipeline import ArtifactStore, Pipeline, read_pipeline
+from engine.prefixes import Saved
+from fixed_cost import FixedCost
 from schemas.messages import ErrorCode, Outcome, Request, Sample
 from worker.deadlines import Deadline
 from worker.execution import Execution, ExecutionRules, Exits
@@ -22,6 +25,13 @@ from worker.redis_deadlines import DeadlineStore
 from worker.window import Busy
 
 FOREVER = Deadline(None, 2**60)
+
+
+class Spared(FixedCost):
+    """A model that prefixes spared 3 and 4 tokens a request."""
+
+    def run(self, requests: Sequence[tuple[Any, ...]]) -> Sequence[object]:
+        return [Counted(value, Saved(constant=3, request=4)) for value in super().run(requests)]
 
 
 class Bench:
@@ -35,7 +45,8 @@ class Bench:
         self.busy = Busy()
         self.store = DeadlineStore(None)
         exits = Exits(self._settle, self._release, lambda work: None, self.bugs.append)
-        metrics = PipelineMetrics(WorkerMetrics(), "numbers")
+        self.metrics = WorkerMetrics()
+        metrics = PipelineMetrics(self.metrics, "numbers")
         self.execution = Execution(pipeline, self.store, self.busy, metrics, ExecutionRules(**rules), exits)
         self._arrival = 0
 
@@ -82,7 +93,7 @@ MakeBench = Callable[..., Bench]
 def bench(tmp_path: Path) -> Iterator[MakeBench]:
     opened: list[Pipeline] = []
 
-    def make(requests: int = 1, **rules: Any) -> Bench:
+    def make(requests: int = 1, model: str = "fixed_cost:FixedCost", **rules: Any) -> Bench:
         path = tmp_path / "numbers.yaml"
         path.write_text(
             f"""
@@ -90,7 +101,7 @@ name: numbers
 bounds: {{samples: 4, tokens_per_sample: 2, tokens_per_request: 8}}
 nodes:
   numbers: {{kind: "fixed_cost:Numbers"}}
-  model: {{kind: "fixed_cost:FixedCost", inputs: [numbers], requests: {requests},
+  model: {{kind: "{model}", inputs: [numbers], requests: {requests},
           ran: "{tmp_path / "ran"}", release: "{tmp_path / "release"}"}}
 """
         )
@@ -118,6 +129,16 @@ async def test_sooner_priorities_overtake_and_batches_hold_whole_requests(
     assert {found.settled[name].outcome for name in (*late, soon)} == {Outcome.OK}
     assert found.settled[soon].rows == ({"number": 4}, {"number": 5}, {"number": 6})
     assert await found.busy.none(5)
+
+
+async def test_tokens_that_prefixes_spared_are_counted_by_kind(bench: MakeBench) -> None:
+    found = bench(requests=4, model=f"{__name__}:Spared")
+    found.push("1")
+    found.push("2", "3")
+    await found.until(lambda: len(found.settled) == 2)
+    for kind, tokens in (("constant", 6), ("request", 8)):
+        labels = {"pipeline": "numbers", "kind": kind}
+        assert found.metrics.registry.get_sample_value("boundgen_prefix_tokens_total", labels) == tokens
 
 
 async def test_what_expires_in_the_queue_is_answered_before_a_slot_is_free(
