@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +18,16 @@ from engine.build.plain_beams import search_plainly
 from engine.packed import pack
 from engine.runtime.beam_lanes import BeamLanes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # a quarter of an hour on two cores that are free
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * 3600)]
 
 TEXT = Path(__file__).parents[2] / "LICENSE"
 BEAM = BeamBounds(width=100, steps=4, prompts=8)
 TOLERANCE = 1e-3
 CLEAR = 1e-4  # scores closer than this may change places with the order of summation
-CASES = {1: (100, 3), 4: (100, 3), 100: (10, 4)}  # width -> prompts and steps
+# Half a minute on two cores that are free; BOUNDGEN_LARGE=1 takes two hours. Width -> prompts and steps.
+ALL = "BOUNDGEN_LARGE" in os.environ
+CASES = {1: (100, 3), 4: (100, 3), 100: (100, 4)} if ALL else {1: (8, 3), 4: (8, 3), 100: (1, 2)}
+LONGEST = 60 if ALL else 16  # tokens of a prompt
 RUN_S = 900
 
 
@@ -51,9 +55,9 @@ def reference(smollm2_gguf: Path) -> Any:
 
 
 def draw_prompts(artifact: Artifact, count: int) -> list[list[int]]:
-    """Passages of a real text, 3 to 60 tokens."""
+    """Passages of a real text, 3 to LONGEST tokens."""
     rng, words = random.Random(1), artifact.tokenizer.encode(TEXT.read_text())
-    lengths = [rng.randint(3, 60) for _ in range(count)]
+    lengths = [rng.randint(3, LONGEST) for _ in range(count)]
     starts = [rng.randrange(len(words) - length) for length in lengths]
     return [words[start : start + length] for start, length in zip(starts, lengths, strict=True)]
 
@@ -78,4 +82,4 @@ def test_equals_a_plain_search(width: int, artifact: Artifact, beams: BeamLanes,
                 assert mine == plain.tokens
                 compared += 1
     assert same > 0.98 * count * width
-    assert compared > 0.9 * count or width == 100
+    assert compared > 0.8 * count or width == 100
