@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import msgpack
 import pytest
 from aiokafka import ConsumerRecord, TopicPartition
 
+from engine.errors import InputError
 from engine.pipeline import ArtifactStore, Pipeline, read_pipeline
 from schemas.codec import encode_request
 from schemas.messages import ErrorCode, Outcome, Request, Sample
@@ -97,6 +98,18 @@ def test_refusals(admit: Admit, value: bytes | None, code: ErrorCode, field: str
     assert verdict.outcome is code.outcome
     assert (verdict.dead is not None) is dead
     assert work.route is not None  # each of these can be answered
+
+
+def test_nodes_see_the_requests_own_options(admit: Admit, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(_: object, options: Mapping[str, object]) -> None:
+        if options.get("width") == 0:
+            raise InputError("invalid", "options.width = 0: too few", "options.width")
+
+    monkeypatch.setattr("engine.graph.Node.check_options", check)
+    assert admit(request(options={"width": 1, "other": "x"}))[1] is None
+    _, verdict = admit(request(options={"width": 0}))
+    assert (verdict.outcome, verdict.error.code) == (Outcome.INVALID, ErrorCode.INVALID_FIELD)
+    assert (verdict.error.field, verdict.error.message) == ("options.width", "options.width = 0: too few")
 
 
 def test_without_an_address_even_a_large_record_is_kept(admit: Admit) -> None:
