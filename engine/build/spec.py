@@ -76,7 +76,12 @@ class BuildSpec:
         if self.precision == "auto" and self.calibrate is None:
             reason = "chooses by measured accuracy: it needs texts (--calibrate)"
             raise ConfigError("precision", self.precision, reason)
-        if self.precision is not None and (self.device, self.dtype_name) != ("cuda", "bfloat16"):
+        alone = self.precision == "auto" and self.device == "cpu"  # the accuracy half needs no GPU
+        if (
+            self.precision is not None
+            and not alone
+            and (self.device, self.dtype_name) != ("cuda", "bfloat16")
+        ):
             raise ConfigError("precision", self.precision, "needs device cuda and dtype bfloat16")
 
     @property

@@ -109,36 +109,39 @@ def rotate(
     if axes is not None:
         stream = axes.double() @ stream
     head = flat_orthogonal(a.head_dim, seed + 1)
-    wide = {name: tensor.double() for name, tensor in weights.items()}
-    rotated = {EMBEDDING: wide[EMBEDDING] @ stream}
+
+    def wide(name: str) -> Tensor:
+        return weights[name].double()
+
+    rotated = {EMBEDDING: (wide(EMBEDDING) @ stream).float()}
     for layer in range(a.num_layers):
         prefix = f"layers.{layer}."
         for norm, reader in (("attention_norm", "attention.qkv"), ("mlp_norm", "gate_up")):
             rotated[f"{prefix}{reader}.weight"] = (
-                wide[f"{prefix}{reader}.weight"] * wide[f"{prefix}{norm}.weight"]
+                wide(f"{prefix}{reader}.weight") * wide(f"{prefix}{norm}.weight")
             ) @ stream
             rotated[f"{prefix}{norm}.weight"] = torch.ones(a.hidden_size)
         for writer in ("output", "down"):
-            rotated[f"{prefix}{writer}.weight"] = stream.T @ wide[f"{prefix}{writer}.weight"]
-            if (bias := f"{prefix}{writer}.bias") in wide:
-                rotated[bias] = wide[bias] @ stream
-        _rotate_heads(rotated, prefix, wide, a, head)
+            rotated[f"{prefix}{writer}.weight"] = stream.T @ wide(f"{prefix}{writer}.weight")
+            if (bias := f"{prefix}{writer}.bias") in weights:
+                rotated[bias] = wide(bias) @ stream
+        _rotate_heads(rotated, prefix, weights, a, head)
+        rotated |= {name: tensor.float() for name, tensor in rotated.items() if name.startswith(prefix)}
     rotated[FINAL_NORM] = torch.ones(a.hidden_size)
-    kept = {name: tensor for name, tensor in wide.items() if name not in rotated}
-    unrotate = (stream.T * wide[FINAL_NORM]).float()
-    return Rotated({name: tensor.float() for name, tensor in (kept | rotated).items()}, unrotate)
+    kept = {name: tensor.float() for name, tensor in weights.items() if name not in rotated}
+    return Rotated(kept | rotated, (stream.T * wide(FINAL_NORM)).float())
 
 
 def _rotate_heads(
-    rotated: dict[str, Tensor], prefix: str, wide: Mapping[str, Tensor], a: Architecture, head: Tensor
+    rotated: dict[str, Tensor], prefix: str, weights: Mapping[str, Tensor], a: Architecture, head: Tensor
 ) -> None:
     """v's rows and the output projection's columns; v's bias with its rows."""
     first = a.q_width + a.kv_width
     qkv = rotated[f"{prefix}attention.qkv.weight"]
     v = qkv[first:].reshape(a.num_kv_heads, a.head_dim, -1)
     rotated[f"{prefix}attention.qkv.weight"] = torch.cat([qkv[:first], (head.T @ v).flatten(0, 1)])
-    if (name := f"{prefix}attention.qkv.bias") in wide:
-        bias = wide[name][first:].reshape(a.num_kv_heads, a.head_dim) @ head
-        rotated[name] = torch.cat([wide[name][:first], bias.flatten()])
+    if (name := f"{prefix}attention.qkv.bias") in weights:
+        bias = weights[name].double()[first:].reshape(a.num_kv_heads, a.head_dim) @ head
+        rotated[name] = torch.cat([weights[name].double()[:first], bias.flatten()])
     output = rotated[f"{prefix}output.weight"].reshape(-1, a.num_heads, a.head_dim) @ head
     rotated[f"{prefix}output.weight"] = output.flatten(1)
