@@ -99,6 +99,7 @@ class HopperKernels:
     reason: str = ""
 
 
+NO_PREFIXES = "hopper kernels: what samples share is computed with each; the portable path computes it once"
 NO_KERNELS = HopperKernels(None, "none were compiled")
 
 
@@ -139,6 +140,8 @@ def choose_plan(
     if not layer.fused_gate_up and any(chosen.path == "portable" for chosen, _ in layers):
         notes.append(f"gate_up {a.hidden_size} -> 2 x {a.intermediate_size}: projection and gate run apart")
     library = kernels.library if any(chosen.path == "hopper" for chosen, _ in layers) else None
+    if library is not None:
+        notes.append(NO_PREFIXES)
     scaling: Scaling = "static" if static else "token"
     return Plan(tuple(chosen for chosen, _ in layers), scaling, tuple(notes), library)
 

@@ -24,7 +24,7 @@ from engine.build import BuildSpec, build_artifact
 from engine.build.hopper_library import compile_kernels
 from engine.errors import ArtifactError
 from engine.manifest import sealed
-from engine.models.plan import HopperKernels
+from engine.models.plan import NO_PREFIXES, HopperKernels
 from engine.ops.hopper import compiler, library
 from engine.packed import BatchBounds
 from engine.runtime.lanes import LanePool
@@ -87,7 +87,7 @@ def test_the_artifact_holds_kernels_and_prepared_weights(built: Built) -> None:
     manifest = Artifact.open(built.artifact).manifest
     assert manifest.plan is not None
     assert {layer["path"] for layer in manifest.plan["layers"]} == {"hopper"}
-    assert manifest.plan["notes"] == []
+    assert manifest.plan["notes"] == [NO_PREFIXES]
     assert library.file_name(manifest.plan["library"]) in manifest.files
     weights = load_file(built.artifact / "weights.safetensors")
     narrow = torch.float8_e4m3fn if built.precision == "fp8" else torch.bfloat16
