@@ -6,6 +6,7 @@ infinity fails that request alone.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -26,6 +27,8 @@ from engine.options import Options, read_options, suggest
 from engine.prefixes import NOTHING_SAVED, Prefixes, Rules
 from engine.store import OpenedArtifact
 from engine.values import Tokens
+
+logger = logging.getLogger(__name__)
 
 HEADS: dict[str, type[Head]] = {
     "label_scores": LabelScores,
@@ -99,7 +102,12 @@ class Prefill(Node):
 
 def _prefixes(options: PrefillOptions, opened: OpenedArtifact, context: NodeContext) -> Prefixes:
     """What the node shares; computes its tokenizer's constant prefix where that is long enough."""
-    if options.prefixes == "off" or not opened.lanes.takes_prefixes:
+    if options.prefixes == "off":
+        return Prefixes()
+    if not opened.lanes.takes_prefixes:
+        logger.info(
+            "artifact %r: its kernels take no prefixes, every prompt is computed whole", options.artifact
+        )
         return Prefixes()
     rules = Rules()
     (source,) = context.inputs.values()

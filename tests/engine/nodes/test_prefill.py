@@ -11,7 +11,7 @@ import torch
 from engine.bounds import Bounds
 from engine.errors import ConfigError, InputError, NodeError
 from engine.graph import Counted, Source
-from engine.prefixes import Saved
+from engine.prefixes import Prefixes, Saved
 from engine.values import Embeddings, Scores, Tokens, TopK
 
 TOKENS = {"prompt": Source(Tokens)}
@@ -204,3 +204,16 @@ def test_an_unknown_way_with_prefixes_is_named(make_node: Any) -> None:
     with pytest.raises(ConfigError, match="'auto' or 'off'") as caught:
         make_node("prefill", TOKENS, artifact="causal", head="embedding", prefixes="on")
     assert caught.value.key == "prefixes"
+
+
+def test_kernels_without_prefixes_are_told(
+    make_node: Any, artifacts: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(type(artifacts.get("causal").lanes), "takes_prefixes", property(lambda _: False))
+    inputs = {"prompt": Source(Tokens, constant_prefix=CONSTANT)}
+    with caplog.at_level("INFO", "engine.nodes.prefill"):
+        make_node("prefill", inputs, artifact="causal", head="embedding", prefixes="off")
+        assert not caplog.records
+        node = make_node("prefill", inputs, artifact="causal", head="embedding")
+    assert "'causal': its kernels take no prefixes" in caplog.text
+    assert node._prefixes == Prefixes()
