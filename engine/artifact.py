@@ -196,6 +196,9 @@ def _mend(path: Path, manifest: Manifest, device: torch.device) -> str:
         "--name",
         manifest.name,
     ]
+    if manifest.beam is not None:
+        for key in ("width", "steps", "prompts"):
+            words += [f"--beam-{key}", str(getattr(manifest.beam.bounds, key))]
     return f"rebuild it on this machine: {shlex.join([*words, '--device', device.type])}"
 
 
