@@ -112,7 +112,8 @@ def _write_weights(spec: BuildSpec, checkpoint: Checkpoint, folder: Path) -> Non
 def _write_package(
     spec: BuildSpec, checkpoint: Checkpoint, folder: Path, accuracy: Accuracy | None, progress: Progress
 ) -> Plan | None:
-    if spec.precision is not None and spec.device == "cuda":
+    studied_alone = (spec.precision, spec.device) == ("auto", "cpu")
+    if spec.precision is not None and not studied_alone:
         chosen = None if accuracy is None or spec.precision != "auto" else accuracy.study.layers
         return write_cuda_package(spec, spec.precision, checkpoint, folder, progress, chosen)
     progress("exporting")
