@@ -8,6 +8,7 @@ import sys
 EXACTLY = {
     "requests": 60,
     "ok": 46,
+    "recall": 6,
     "expired": 6,
     "cancelled": 3,
     "invalid": 3,

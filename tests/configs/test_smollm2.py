@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,27 @@ def test_intent(store: ArtifactStore, sample: Any) -> None:
     searches = {"cheap usb c cable 2m": "buy", "delivery late refund": "support", "what is oled": "learn"}
     rows = answer("intent", store, [sample(fields={"query": query}) for query in searches])
     assert [row["label"] for row in rows] == list(searches.values())
+
+
+def test_recall(store: ArtifactStore, sample: Any) -> None:
+    searches = {"best budget laptop for students 2024": "laptops", "grain free food for my dog": "dog-food"}
+    for query, item in searches.items():
+        (row,) = answer("recall", store, [sample(fields={"query": query})])
+        scores = [beam["score"] for beam in row["beams"]]
+        assert len(scores) == 5
+        assert scores == sorted(scores, reverse=True)
+        assert all(len(beam["item_ids"]) == 1 for beam in row["beams"])
+        assert row["beams"][0]["item_ids"] == [item]
+
+
+def test_items_of_recall_are_the_tokens_of_their_names(store: ArtifactStore) -> None:
+    tokenizer = store.get("smollm2").artifact.tokenizer.backend_tokenizer
+    settings = read_pipeline(CONFIGS / "recall.yaml").nodes["search"].settings
+    (end,) = settings["end_tokens"]
+    for line in (CONFIGS / settings["items"]).read_text("utf-8").splitlines():
+        item = json.loads(line)
+        ids = tokenizer.encode(f" {item['name']}", add_special_tokens=False).ids
+        assert item["token_ids"] == (ids if len(ids) == settings["steps"] + 1 else [*ids, end])
 
 
 def test_embedding(store: ArtifactStore, sample: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import tools
 from tools.processes import free_ports
 
-PIPELINES = ("relevance", "intent")
+PIPELINES = ("relevance", "intent", "recall")
 PARTITIONS = 2
 REPLY_TOPIC = "boundgen.demo.replies"
 MAX_THREADS = 4

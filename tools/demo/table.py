@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rich.markup import escape
 from rich.table import Table
 
@@ -23,7 +25,7 @@ STYLES = {
 def make_table(answers: list[Answered]) -> Table:
     """One line a request, in the order of the file."""
     table = Table(title="60 requests through Kafka", header_style="bold", expand=False)
-    for name in ("query", "best title, or intent"):
+    for name in ("query", "best title, intent or department"):
         table.add_column(name, overflow="ellipsis", no_wrap=True)
     table.add_column("score", justify="right")
     table.add_column("outcome")
@@ -39,7 +41,7 @@ def make_table(answers: list[Answered]) -> Table:
 
 
 def best_answer(query: Query, reply: Reply | None) -> tuple[str, str]:
-    """(best title or intent, its score), or (why there is none, "")."""
+    """(best title, intent or department, its score), or (why there is none, "")."""
     if reply is None:
         return "", ""
     if reply.outcome is not Outcome.OK:
@@ -49,6 +51,9 @@ def best_answer(query: Query, reply: Reply | None) -> tuple[str, str]:
         best = scores.index(max(scores))
         return query.samples[best]["title"], f"{scores[best]:.2f}"
     row = reply.results[0]
+    if query.pipeline == "recall":
+        best = row["beams"][0]
+        return ", ".join(best["item_ids"]), f"{math.exp(best['score']):.2f}"
     return str(row["label"]), f"{row['scores'][row['label']]:.2f}"
 
 

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from schemas.messages import Outcome, Reply
 from tools.demo.queries import Query
 
+RECALL = "recall"  # the pipeline whose rows are beams
+
 
 @dataclass(frozen=True)
 class Answered:
@@ -37,11 +39,13 @@ class WorkerSide:
 class Summary:
     """The last line of `boundgen demo --json`; anything else is told by `differences`.
 
-    p50_ms and p99_ms are over the requests answered ok.
+    recall: of the ok ones, those whose sequences are all items. p50_ms and p99_ms are over the requests
+    answered ok.
     """
 
     requests: int
     ok: int
+    recall: int
     expired: int
     cancelled: int
     invalid: int
@@ -62,6 +66,7 @@ def summarise(answers: Sequence[Answered], worker: WorkerSide) -> Summary:
     return Summary(
         requests=len(answers),
         ok=counts[Outcome.OK],
+        recall=sum(each.query.pipeline == RECALL and _is_good(each) for each in answers),
         expired=counts[Outcome.EXPIRED],
         cancelled=counts[Outcome.CANCELLED],
         invalid=counts[Outcome.INVALID],
@@ -100,7 +105,17 @@ def differences(answers: Sequence[Answered], worker: WorkerSide) -> list[str]:
     return found
 
 
+def _is_good(answer: Answered) -> bool:
+    reply = answer.reply
+    return reply is not None and reply.outcome is Outcome.OK and not _wrong_rows(answer.query, reply)
+
+
 def _wrong_rows(query: Query, reply: Reply) -> list[str]:
-    if len(reply.results) == len(query.samples):
+    if len(reply.results) != len(query.samples):
+        return [f"{query.id}: {len(reply.results)} rows for {len(query.samples)} samples"]
+    if query.pipeline != RECALL:
         return []
-    return [f"{query.id}: {len(reply.results)} rows for {len(query.samples)} samples"]
+    beams = [beam for row in reply.results for beam in row["beams"]]
+    if not beams:
+        return [f"{query.id}: found nothing"]
+    return [f"{query.id}: {beam['text']!r} is no item" for beam in beams if not beam["item_ids"]]
