@@ -70,7 +70,7 @@ def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_every_command_exists_with_its_options() -> None:
     assert len(commands()) >= 4
     for words in commands():
-        path = words[1:3] if words[1] == "bench" else words[1:2]
+        path = words[1:3] if words[1] in ("bench", "items") else words[1:2]
         shown = run("-P", "-m", "tools", *path, "--help", folder=README.parent)
         assert shown.returncode == 0, words
         for option in (word for word in words if word.startswith("--")):
