@@ -43,7 +43,7 @@ class ItemCatalogue:
         rules: ItemRules,
         *,
         place: Place = as_they_are,
-        poll_seconds: float = POLL_SECONDS,
+        poll_seconds: float | None = None,
     ) -> None:
         """Loads the file on the caller's thread, then begins to look. ConfigError about `items`."""
         self.path = path
@@ -51,7 +51,7 @@ class ItemCatalogue:
         self.num_refusals = 0
         self._rules = rules
         self._place = place
-        self._poll_seconds = poll_seconds
+        self._poll_seconds = POLL_SECONDS if poll_seconds is None else poll_seconds
         self._looking = Lock()
         self._stop = Event()
         try:

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from engine.artifact import Artifact
-from engine.beam.bounds import BeamBounds
 from engine.beam.search import SearchPlan
 from engine.build.plain_beams import search_plainly
 from engine.packed import pack
@@ -21,7 +20,6 @@ from engine.runtime.beam_lanes import BeamLanes
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * 3600)]
 
 TEXT = Path(__file__).parents[2] / "LICENSE"
-BEAM = BeamBounds(width=100, steps=4, prompts=8)
 TOLERANCE = 1e-3
 CLEAR = 1e-4  # scores closer than this may change places with the order of summation
 # Half a minute on two cores that are free; BOUNDGEN_LARGE=1 takes two hours. Width -> prompts and steps.
@@ -32,12 +30,8 @@ RUN_S = 900
 
 
 @pytest.fixture(scope="module")
-def artifact(smollm2_gguf: Path) -> Artifact:
-    from tools.artifact_cache import Wanted, cached_artifact
-    from tools.commands.demo import BOUNDS
-
-    wanted = Wanted(smollm2_gguf, "smollm2-beam", "cpu", None, BOUNDS, beam=BEAM)
-    return Artifact.open(cached_artifact(wanted))
+def artifact(smollm2_artifact: Path) -> Artifact:
+    return Artifact.open(smollm2_artifact)
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +62,8 @@ def test_equals_a_plain_search(width: int, artifact: Artifact, beams: BeamLanes,
     count, steps = CASES[width]
     prompts = draw_prompts(artifact, count)
     compared = same = 0
-    for start in range(0, count, BEAM.prompts):
-        some = prompts[start : start + BEAM.prompts]
+    for start in range(0, count, beams.bounds.prompts):
+        some = prompts[start : start + beams.bounds.prompts]
         job = beams.pool.executor.submit(beams.search, pack(some), [width] * len(some), SearchPlan(steps))
         found = job.result(RUN_S)
         for sample, prompt in enumerate(some):

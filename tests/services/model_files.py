@@ -23,6 +23,6 @@ def smollm2_gguf() -> Path:
 def smollm2_artifact(smollm2_gguf: Path) -> Path:
     """SmolLM2-135M built for this machine's CPU, the one the demo uses; a minute or two the first time."""
     from tools.artifact_cache import Wanted, cached_artifact
-    from tools.commands.demo import BOUNDS
+    from tools.commands.demo import BEAM, BOUNDS
 
-    return cached_artifact(Wanted(smollm2_gguf, "smollm2", "cpu", None, BOUNDS))
+    return cached_artifact(Wanted(smollm2_gguf, "smollm2", "cpu", None, BOUNDS, beam=BEAM))

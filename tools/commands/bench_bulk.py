@@ -16,7 +16,7 @@ from tools.bench.bulk_engine import SAMPLES_A_REQUEST, compare
 from tools.bench.bulk_files import FileRun, configure, run_file, write_input
 from tools.bench.overhead_run import Load
 from tools.bench.provenance import provenance
-from tools.commands.demo import BOUNDS
+from tools.commands.demo import BEAM, BOUNDS
 from tools.model_cache import smollm2_gguf
 from tools.steps import Steps
 
@@ -47,7 +47,8 @@ def bulk(
     console = Console(highlight=False, soft_wrap=True)
     with tempfile.TemporaryDirectory(prefix="boundgen-bench-") as name, Steps() as say:
         folder = Path(name)
-        artifact = cached_artifact(Wanted(smollm2_gguf(say=say), "smollm2", "cpu", None, BOUNDS), say=say)
+        source = smollm2_gguf(say=say)
+        artifact = cached_artifact(Wanted(source, "smollm2", "cpu", None, BOUNDS, beam=BEAM), say=say)
         config = configure(folder, artifact, Load(0, 0, sleep_ms, lanes))
         files = []
         for count in rows or [100_000, 1_000_000]:

@@ -29,7 +29,7 @@ from tools.bench.overhead_run import (
     write_pipeline,
 )
 from tools.bench.provenance import provenance
-from tools.commands.demo import BOUNDS
+from tools.commands.demo import BEAM, BOUNDS
 from tools.demo.servers import embedded_redis
 from tools.demo.topics import create_topics
 from tools.errors import UserError
@@ -70,7 +70,7 @@ def overhead(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="boundgen-bench-")))
         say = stack.enter_context(Steps())
         source = smollm2_gguf(say=say)
-        artifact = cached_artifact(Wanted(source, "smollm2", "cpu", None, BOUNDS), say=say)
+        artifact = cached_artifact(Wanted(source, "smollm2", "cpu", None, BOUNDS, beam=BEAM), say=say)
         say("starting broker and Redis")
         try:
             bootstrap = bootstrap_servers or stack.enter_context(apache_kafka(kafka_home(), folder))

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from engine.beam.bounds import BeamBounds
 from engine.packed import BatchBounds
 from tools.artifact_cache import Wanted, cached_artifact
 from tools.demo.queries import read_queries
@@ -28,6 +29,7 @@ from tools.steps import Steps
 
 app = typer.Typer(rich_markup_mode="rich")
 BOUNDS = BatchBounds(samples=64, tokens=4096, tokens_per_sample=512)  # what configs/ ask of smollm2
+BEAM = BeamBounds(width=100, steps=4, prompts=8)  # more than recall asks: the tests search wider
 TABLE_COLUMNS = 132  # where standard output is no terminal
 
 
@@ -58,7 +60,7 @@ def demo(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="boundgen-demo-")))
         say = stack.enter_context(Steps())
         source = model or smollm2_gguf(say=say)
-        artifact = cached_artifact(Wanted(source, "smollm2", "cpu", None, BOUNDS), say=say)
+        artifact = cached_artifact(Wanted(source, "smollm2", "cpu", None, BOUNDS, beam=BEAM), say=say)
         say("starting broker and Redis")
         try:
             servers = start_servers(stack, folder, bootstrap_servers, redis_url)
