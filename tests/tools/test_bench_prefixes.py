@@ -7,10 +7,13 @@ import json
 import pytest
 import torch
 
+from engine.artifact import Artifact
 from engine.packed import pack
-from engine.prefixes import SHARE_ALL, Prefixes
+from engine.prefixes import SHARE_ALL, Prefixes, Rules
+from tools.bench.closed_loop import run_closed_loop
 from tools.bench.physics import Shape
 from tools.bench.prefix_engine import LENGTH, PrefixSetup, Way, bench_prefixes, compare, computed_flops
+from tools.bench.shapes import draw_requests
 from tools.errors import UserError
 
 SHAPE = Shape(layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, intermediate=16)
@@ -53,3 +56,21 @@ def test_other_results_count_for_nothing():
     ways = [Way(str(n), pack([[1] * n]), [], []) for n in (LENGTH, LENGTH - 1)]
     with pytest.raises(UserError, match="results differ by"):
         compare(Pool, ways, 1e-3)
+
+
+def test_closed_loop_of_requests_that_share_their_beginning(tiny_causal):
+    artifact = Artifact.open(tiny_causal.artifact)
+    requests = draw_requests(300)["shared64of150"]
+    assert {len(sample) for request in requests for sample in request} == {150}
+    packed, (saved,) = Prefixes(None, Rules()).pack(requests[:1])
+    assert packed.num_tokens == 15 * 150 - 14 * 64
+    assert saved.request == 14 * 64
+    pool = artifact.open_lanes(1)
+    try:
+        load = run_closed_loop(
+            pool, lambda hidden: (hidden[:, :2],), [request[:4] for request in requests],
+            in_flight=2, seconds=0.3, bounds=artifact.bounds, prefixes=Prefixes(None, Rules()),
+        )  # fmt: skip
+    finally:
+        pool.close()
+    assert load.requests_per_s > 0

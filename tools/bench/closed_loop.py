@@ -10,10 +10,11 @@ from threading import Thread
 
 from torch import Tensor
 
-from engine.packed import BatchBounds, PackedBatch, pack
+from engine.packed import BatchBounds
+from engine.prefixes import Ids, Prefixes
 from engine.runtime.lanes import LanePool
 
-Request = Sequence[Sequence[int]]
+Request = Sequence[Ids]
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,10 @@ def run_closed_loop(
     in_flight: int,
     seconds: float,
     bounds: BatchBounds,
+    prefixes: Prefixes | None = None,
 ) -> Load:
-    """A batch takes what waits, up to the bounds, as soon as a lane is free."""
+    """A batch takes what waits, up to the bounds, as soon as a lane is free. `prefixes`: how it is packed."""
+    packing = prefixes or Prefixes()
     waiting: SimpleQueue[tuple[float, Request]] = SimpleQueue()
     latencies: list[float] = []
     stop = time.monotonic() + seconds
@@ -49,7 +52,7 @@ def run_closed_loop(
             taken = _take(waiting, bounds)
             if not taken:
                 continue
-            packed: PackedBatch = pack([sample for _, request in taken for sample in request])
+            packed, _ = packing.pack([request for _, request in taken])
             pool.executor.submit(pool.run, packed, head).result()
             now = time.monotonic()
             for began, _ in taken:

@@ -29,16 +29,16 @@ from engine.models.cuda_decoder import CudaDecoder
 from engine.models.decoder import PackedDecoder
 from engine.models.plan import Plan
 from engine.packed import BatchBounds, PackedBatch, pack
+from engine.prefixes import Prefixes, Rules
 from engine.runtime.graph_lanes import GraphLanePool
 from engine.runtime.native import Runner, load_native
 from tools.bench.ceilings import measure_ceilings, time_device
 from tools.bench.closed_loop import run_closed_loop
 from tools.bench.random_model import compile_once, make_decoder, random_weights
-from tools.bench.shapes import SHAPES, count_work, draw_lengths, fill_lengths
+from tools.bench.shapes import MIXES, SHAPES, count_work, draw_requests, fill_lengths
 
 BOUNDS = BatchBounds(256, 8192, 512)
 PEAK_BF16, PEAK_FP8 = 989e12, 1979e12  # dense, H100 and H200
-MIXES = {"mean150": (150.0, 500), "mean60": (60.0, 256)}
 
 
 def say(text: str) -> None:
@@ -203,7 +203,8 @@ class _EagerRunner:
 def measure_loads(
     pool: GraphLanePool, a: Architecture, embedding: Tensor, in_flight: Sequence[int], seconds: float
 ) -> list[Any]:
-    """Closed-loop requests of 15 samples of each mix, two label rows for a head."""
+    """Closed-loop requests of each mix, two label rows for a head. What samples share is computed once where
+    the pool's package can."""
     rows = embedding[:2].t().contiguous()
 
     def head(hidden: Tensor) -> tuple[Tensor, ...]:
@@ -211,14 +212,12 @@ def measure_loads(
 
     pool.prepare(head)
     loads = []
-    for mix, (mean, most) in MIXES.items():
-        generator = torch.Generator().manual_seed(0)
-        requests = [
-            [torch.randint(0, a.vocab_size, (n,)).tolist() for n in draw_lengths(15, mean, most, generator)]
-            for _ in range(64)
-        ]
+    prefixes = Prefixes(None, Rules() if pool.takes_prefixes else None, pool.most_segments)
+    for mix, requests in draw_requests(a.vocab_size).items():
         for count in in_flight:
-            load = run_closed_loop(pool, head, requests, in_flight=count, seconds=seconds, bounds=BOUNDS)
+            load = run_closed_loop(
+                pool, head, requests, in_flight=count, seconds=seconds, bounds=BOUNDS, prefixes=prefixes
+            )
             loads.append({"mix": mix} | dataclasses.asdict(load))
             say(f"  {loads[-1]} fallbacks {pool.fallbacks}")
     return loads

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.models.architecture import Architecture, Rope
+from engine.prefixes import Ids
 
 
 def _architecture(
@@ -35,6 +36,9 @@ SHAPES = {
     "qwen2.5-0.5b": _architecture(896, 4864, 24, 14, 2, 64, 1e6, qkv_bias=True),
     "smollm2-135m": _architecture(576, 1536, 30, 9, 3, 64, 1e5),
 }
+
+SHARED = 64  # tokens that all samples of a request begin with, in a mix of its own
+MIXES = {"mean150": (150.0, 500), "mean60": (60.0, 256)}
 
 
 @dataclass(frozen=True)
@@ -72,3 +76,19 @@ def fill_lengths(tokens: int, mean: float, most: int, generator: torch.Generator
         lengths += draw_lengths(1, mean, most, generator)
     lengths[-1] -= sum(lengths) - tokens
     return [length for length in lengths if length > 0]
+
+
+def draw_requests(vocab_size: int) -> dict[str, list[list[Ids]]]:
+    """64 requests of 15 samples a mix: log-normal lengths, or 150 tokens of which the first 64 are shared."""
+    ids = torch.Generator().manual_seed(1)
+
+    def draw(count: int) -> Ids:
+        return tuple(torch.randint(0, vocab_size, (count,), generator=ids).tolist())
+
+    mixes = {}
+    for mix, (mean, most) in MIXES.items():
+        lengths = torch.Generator().manual_seed(0)
+        mixes[mix] = [[draw(n) for n in draw_lengths(15, mean, most, lengths)] for _ in range(64)]
+    beginnings = [draw(SHARED) for _ in range(64)]
+    mixes["shared64of150"] = [[beginning + draw(150 - SHARED) for _ in range(15)] for beginning in beginnings]
+    return mixes
