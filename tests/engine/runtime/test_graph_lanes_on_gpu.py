@@ -15,10 +15,11 @@ from engine.build.compiler import require_compiler
 from engine.build.native import build_native, default_cache
 from engine.models.architecture import Architecture, Rope
 from engine.models.cuda_decoder import CudaDecoder
-from engine.models.cuda_weights import prepare_weights
-from engine.models.decoder import PackedDecoder
+from engine.models.cuda_weights import prepare_weights, restore_weights
+from engine.models.decoder import PackedDecoder, no_constant
 from engine.models.plan import Precision, choose_plan
 from engine.packed import BatchBounds, pack
+from engine.prefixes import SHARE_ALL, ConstantPrefix, Prefixes, Saved
 from engine.runtime.graph_lanes import GraphLanePool
 from engine.runtime.native import load_native
 
@@ -55,12 +56,25 @@ class Compiled:
         load_native(build_native(require_compiler(), default_cache()))
         self.decoder, self.weights = make_decoder(precision)
         self.package = folder / f"{precision}.pt2"
-        compile_package(export_decoder(self.decoder, BOUNDS, torch.device("cuda")), self.package)
+        cuda = torch.device("cuda")
+        self.no_constant = no_constant(self.decoder.architecture, torch.bfloat16, cuda)
+        compile_package(export_decoder(self.decoder, BOUNDS, cuda, self.no_constant), self.package)
 
     def open(self, lanes: int) -> GraphLanePool:
         return GraphLanePool(
-            self.package, self.weights, BOUNDS, vocab_size=512, device=torch.device("cuda"), lanes=lanes
-        )
+            self.package, self.weights, BOUNDS,
+            vocab_size=512, device=torch.device("cuda"), lanes=lanes, no_constant=self.no_constant,
+        )  # fmt: skip
+
+    def constant_prefix(self, ids: tuple[int, ...]) -> ConstantPrefix:
+        """As an artifact computes it."""
+        architecture = self.decoder.architecture
+        weights = restore_weights(self.weights, architecture)
+        eager = PackedDecoder.from_weights(architecture, weights, len(ids))
+        with torch.inference_mode():
+            keys_values = eager.keys_values(torch.tensor(ids, device="cuda"))
+        torch.cuda.synchronize()
+        return ConstantPrefix(ids, keys_values)
 
 
 @pytest.fixture(scope="module", params=["bf16", "fp8"])
@@ -101,6 +115,25 @@ def test_packed_equals_single(pool: GraphLanePool) -> None:
     samples = draw(2)
     single = torch.cat([forward(pool, [sample]) for sample in samples])
     assert error(forward(pool, samples), single) < 0.05
+
+
+def test_prefixes_give_what_whole_samples_give(compiled: Compiled, pool: GraphLanePool) -> None:
+    """Two constant prefixes in turns on every lane, requests with and without one of their own."""
+    first, second, shared = (tuple(draw(seed, (40,))[0]) for seed in (5, 6, 7))
+    for ids in (first, second, first):
+        prefixes = Prefixes(compiled.constant_prefix(ids), SHARE_ALL, pool.most_segments)
+        requests = [
+            [(*ids, *shared, *own) for own in draw(8, (1, 30, 2))],
+            [(9,), (9, 9)],
+            [(*ids, 3), (*ids[:20], 4)],
+        ]
+        packed, saved = prefixes.pack(requests)
+        assert saved[0] == Saved(3 * 40, 2 * 40)
+        whole = forward(pool, [list(sample) for request in requests for sample in request])
+        jobs = [pool.executor.submit(pool.forward, packed) for _ in range(2 * pool.num_lanes)]
+        for job in jobs:
+            assert error(job.result(WAIT_S), whole) < 0.1
+    assert pool.takes_prefixes
 
 
 def test_a_prepared_head_runs_captured(pool: GraphLanePool) -> None:
