@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from rich.markup import escape
 from rich.table import Table
 
@@ -53,7 +51,7 @@ def best_answer(query: Query, reply: Reply | None) -> tuple[str, str]:
     row = reply.results[0]
     if query.pipeline == "recall":
         best = row["beams"][0]
-        return ", ".join(best["item_ids"]), f"{math.exp(best['score']):.2f}"
+        return ", ".join(best["item_ids"]), f"{best['score']:.2f}"
     return str(row["label"]), f"{row['scores'][row['label']]:.2f}"
 
 
