@@ -57,7 +57,10 @@ def write_compiled(path: Path, items: ItemSet, rules: ItemRules) -> None:
     metadata = {"format": FORMAT, "digest": items.digest, "rules": json.dumps(_plain(rules))}
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        beside.touch()
+        mode = beside.stat().st_mode  # what this user's files have; safetensors makes them private
         save_file(set_arrays(items.trie, items.ids), beside, metadata)
+        beside.chmod(mode)
         beside.replace(path)
     except (OSError, SafetensorError) as error:
         raise ItemFileError(path, f"cannot be written: {error}") from error

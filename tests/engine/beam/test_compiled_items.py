@@ -57,6 +57,10 @@ def test_round_trip(items_file: Path) -> None:
     assert len(list(items_file.parent.iterdir())) == 2  # nothing is left beside them
 
 
+def test_whoever_may_read_the_file_may_read_its_compiled_form(items_file: Path) -> None:
+    assert compiled(items_file).stat().st_mode == items_file.stat().st_mode
+
+
 def test_every_item_is_found_by_its_tokens(items_file: Path) -> None:
     items = load_items(compiled(items_file), RULES)
     expected: dict[tuple[int, ...], list[Any]] = {}
