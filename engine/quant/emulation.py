@@ -54,6 +54,7 @@ class EmulatedDecoder:
     ) -> None:  # fmt: skip
         self.architecture = architecture
         self._weights = weights
+        self.rotated = unrotate is not None
         self._unrotate = torch.diag(weights["norm.weight"]) if unrotate is None else unrotate
         self._carrier = carrier
         places = [(layer, kind) for layer in range(architecture.num_layers) for kind in MODULES]

@@ -27,7 +27,12 @@ class Bf16Matrix:
 
     @classmethod
     def of(cls, weight: Tensor) -> Bf16Matrix:
-        return cls(weight.bfloat16().float())
+        return cls(to_bf16(weight))
 
     def __call__(self, rows: Rows) -> Tensor:
         return rows.finish(rows.values.bfloat16().float() @ self.weight.T)
+
+
+def to_bf16(values: Tensor) -> Tensor:
+    """float32 of the nearest bf16 values."""
+    return values.bfloat16().float()

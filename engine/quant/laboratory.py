@@ -44,6 +44,7 @@ class Laboratory:
         self._weights: dict[bool, tuple[Mapping[str, Tensor], Tensor | None]] = {}
         self._weights[False] = (model.weights, None)
         self._shelf: Shelf = {}
+        self._rest: dict[bool, dict[Place, Matrix]] = {}
         self._references: dict[tuple[Text, ...], Answers] = {}
 
     def decoder(self, rotated: bool, carrier: torch.dtype = torch.float32) -> EmulatedDecoder:
@@ -60,15 +61,22 @@ class Laboratory:
         """Make the matrices of several schemes at once, which runs the calibration texts fewer times."""
         packed, exact = self._packed()
         for rotated in (False, True):
-            # bf16 too: the rest of a mixed plan
             wanted = [s for s in schemes if s not in self._shelf and (s in ROTATED) == rotated]
-            if wanted:
-                self._say(f"calibrating {', '.join(wanted)}")
-                self._shelf |= prepare(self.decoder(rotated), packed, exact, wanted)
+            if not wanted:
+                continue
+            self._say(f"calibrating {', '.join(wanted)}")
+            made = prepare(self.decoder(rotated), packed, exact, list(dict.fromkeys(["bf16", *wanted])))
+            self._rest.setdefault(rotated, made["bf16"])
+            self._shelf |= {scheme: made[scheme] for scheme in wanted}
 
     def _packed(self) -> tuple[PackedBatch, Tensor | None]:
         packed = pack([text.ids for text in self._calibrate])
         return packed, exact_rows(self._calibrate, len(packed.input_ids))
+
+    def rest(self, scheme: Scheme) -> dict[Place, Matrix]:
+        """The bf16 matrices of a plan that mixes the scheme with bf16: of the same form, rotated or not."""
+        self.prepare([scheme])
+        return self._rest[scheme in ROTATED]
 
     def matrices(self, scheme: Scheme) -> dict[Place, Matrix]:
         self.prepare([scheme])

@@ -36,8 +36,10 @@ def prepare(
         used = rows if exact is None else rows.take(~exact)
         for scheme in schemes:
             served: Scheme = "bf16" if kind in left_out[scheme] else scheme
+            # A checkpoint's own bf16 is rounded to nearest, as it was published; a rotated one is not that.
+            careful = compensated and (scheme != "bf16" or decoder.rotated)
             shelf[scheme][place] = make_matrix(
-                served, kind, decoder.plain[place].weight, used, heads, compensated=compensated
+                served, kind, decoder.plain[place].weight, used, heads, compensated=careful
             )
 
     with torch.inference_mode():

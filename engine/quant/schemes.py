@@ -15,7 +15,8 @@ from torch import Tensor
 from engine.models.architecture import Architecture
 from engine.quant.calibrated import best_head_scales, predicted_width
 from engine.quant.e4m3 import make_e4m3
-from engine.quant.floats import Bf16Matrix
+from engine.quant.floats import Bf16Matrix, to_bf16
+from engine.quant.gptq import compensate
 from engine.quant.int8 import (
     COLUMNS_A_SCALE,
     ExactRows,
@@ -46,7 +47,8 @@ def make_matrix(
 ) -> Matrix:
     """weight float32[N, K] with norms (and rotations) folded in; `rows`: its calibration inputs."""
     if scheme == "bf16":
-        return Bf16Matrix.of(weight)
+        inputs = rows.inputs
+        return Bf16Matrix.of(compensate(weight, inputs.T @ inputs, to_bf16) if compensated else weight)
     if scheme in ROTATED:
         rule = _rule(scheme, kind, rows, num_heads)
         if isinstance(rule, StaticHeads):

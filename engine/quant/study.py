@@ -138,7 +138,7 @@ def choose_plan(laboratory: Laboratory, texts: TextSets, scheme: Scheme, budget:
     architecture, rotated = laboratory.model.architecture, scheme in ROTATED
     matrices = laboratory.matrices(scheme)
     decoder = laboratory.decoder(rotated)
-    rest: dict[Place, Matrix] = {place: Bf16Matrix.of(decoder.plain[place].weight) for place in matrices}
+    rest = laboratory.rest(scheme)
     exact = _exact(matrices)
     groups = measure_sensitivity(
         decoder, laboratory.model.head, texts.choose[:SENSITIVITY_TEXTS], matrices,
