@@ -23,6 +23,7 @@ from engine.ops import beam_attention  # likewise
 LIBRARY = "native.so"
 BEAM_LIBRARY = "beam.so"
 _loading = Lock()  # registering a class twice would abort the second artifact
+_opening = Lock()  # torch's loader of packages crashed once when two threads were in it
 
 
 class Runner(Protocol):
@@ -60,7 +61,8 @@ def load_beam_native(path: Path) -> None:
 
 def open_runner(package: Path, device_index: int) -> Runner:
     """A runner of its own over `package` (-1: CPU, or the current device); `load_native` comes first."""
-    return cast(Runner, torch.classes.boundgen_runtime.Runner(str(package), device_index))
+    with _opening:
+        return cast(Runner, torch.classes.boundgen_runtime.Runner(str(package), device_index))
 
 
 def _is_loaded() -> bool:
