@@ -170,8 +170,11 @@ def _count(options: Mapping[str, object], key: str, most: int) -> int | None:
     value = options.get(key)
     if value is None:
         return None
+    if isinstance(value, float) and value.is_integer():  # of languages that have no other numbers
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError("invalid", f"options.{key} = {value!r}: must be from 1 to {most}", f"options.{key}")
+        reason = f"must be a whole number from 1 to {most}"
+        raise InputError("invalid", f"options.{key} = {options[key]!r}: {reason}", f"options.{key}")
     if value > most:
         raise InputError("too_large", f"options.{key} = {value}: at most {most}", f"options.{key}")
     return value

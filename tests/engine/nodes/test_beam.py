@@ -83,7 +83,7 @@ def check(beams: Beams, sample: int, plain: PlainBeams) -> None:
 
 def test_requests_of_several_prompts_and_widths(make_beam: MakeBeam, reference: Any) -> None:
     one, other = run(
-        make_beam(), Tokens(PROMPTS[:2], {"width": 3, "top_n": 2}), Tokens(PROMPTS[2:], {"color": "red"})
+        make_beam(), Tokens(PROMPTS[:2], {"width": 3.0, "top_n": 2}), Tokens(PROMPTS[2:], {"color": "red"})
     )
     assert one.top_n == 2
     assert other.top_n is None
@@ -106,10 +106,12 @@ def test_texts(make_beam: MakeBeam, store: ArtifactStore) -> None:
     [
         ({"width": 11}, "too_large", "options.width = 11: at most 10"),
         ({"top_n": 100}, "too_large", "options.top_n = 100: at most 10"),
-        ({"width": 0}, "invalid", "options.width = 0: must be from 1 to 10"),
-        ({"width": "3"}, "invalid", "options.width = '3': must be from 1 to 10"),
-        ({"width": True}, "invalid", "options.width = True: must be from 1 to 10"),
-        ({"top_n": 2.0}, "invalid", "options.top_n = 2.0: must be from 1 to 10"),
+        ({"width": 0}, "invalid", "options.width = 0: must be a whole number from 1 to 10"),
+        ({"width": "3"}, "invalid", "options.width = '3': must be a whole number from 1 to 10"),
+        ({"width": True}, "invalid", "options.width = True: must be a whole number from 1 to 10"),
+        ({"top_n": float("inf")}, "invalid", "options.top_n = inf: must be a whole number from 1 to 10"),
+        ({"top_n": -2.0}, "invalid", "options.top_n = -2.0: must be a whole number from 1 to 10"),
+        ({"top_n": 2.5}, "invalid", "options.top_n = 2.5: must be a whole number from 1 to 10"),
     ],
 )
 def test_a_wrong_option_is_its_own_request_s(
