@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Barrier, Lock
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -22,9 +22,8 @@ from engine.runtime.buckets import make_buckets
 from engine.runtime.cost import CostModel, sizes_to_measure
 from engine.runtime.graph_lane import CONSTANT_ROWS, GraphLane, Head
 from engine.runtime.lanes import LanePool
-from engine.runtime.native import Runner, open_runner
+from engine.runtime.native import Runner
 
-_LOAD_S = 600  # a lane that takes longer to capture is stuck
 MEASURED_LENGTH = 150  # tokens a sample
 _MEASURE_MS = (
     80.0  # of replays a size: with a dozen sizes a second in all, which reaches the card's power cap
@@ -44,6 +43,8 @@ class LoadReport:
 class GraphLanePool(LanePool):
     """As LanePool; `prepare` a head before serving, or each of its launches counts as a fallback."""
 
+    patience_s = 600.0  # capturing takes longer than opening
+
     def __init__(
         self,
         package: Path,
@@ -58,7 +59,7 @@ class GraphLanePool(LanePool):
     ) -> None:
         self._lanes: list[GraphLane] = []
         self._lane_bytes: list[int] = []
-        self._launching, self._preparing, self._seconds = Lock(), Lock(), 0.0
+        self._launching, self._seconds = Lock(), 0.0
         super().__init__(
             package, weights, bounds, vocab_size=vocab_size, device=device, lanes=lanes, threads=threads,
             no_constant=no_constant,
@@ -66,7 +67,7 @@ class GraphLanePool(LanePool):
 
     def prepare(self, head: Head) -> None:
         """Capture `head` on every lane. Call while no lane has work."""
-        self._on_every_lane(lambda lane: self._alone(lane.capture_head, head))
+        self.on_every_lane(lambda: self._alone(self._mine.graphs.capture_head, head))
 
     @property
     def most_segments(self) -> int:
@@ -110,18 +111,11 @@ class GraphLanePool(LanePool):
 
     def open_runner(self) -> Runner:
         """A runner of the package for the calling thread, over the shared weights."""
-        runner = open_runner(self._package, self._device.index or 0)
-        runner.use_constants({name: self._weights[name] for name in runner.constant_names()})
-        return runner
+        return self.open_package(self._package)
 
-    def _start(self, barrier: Barrier) -> None:
-        try:
-            with self._launching, torch.cuda.device(self._device):
-                self._open_graphs()
-            barrier.wait(_LOAD_S)
-        except BaseException:
-            barrier.abort()  # the other lanes need not wait for this one
-            raise
+    def _start(self) -> None:
+        with self._launching, torch.cuda.device(self._device):
+            self._open_graphs()
 
     def _open_graphs(self) -> None:
         started, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
@@ -159,15 +153,3 @@ class GraphLanePool(LanePool):
         device: AbstractContextManager[None] = torch.cuda.device(self._device)
         with self._launching, device:
             capture(head)
-
-    def _on_every_lane(self, work: Callable[[GraphLane], None]) -> None:
-        """One task a thread: none ends before all have begun, so that no thread gets two."""
-        barrier = Barrier(self.num_lanes)
-
-        def once() -> None:
-            barrier.wait(_LOAD_S)
-            work(self._mine.graphs)
-
-        with self._preparing:  # two at once would each hold a lane and wait for the other's
-            for task in [self.executor.submit(once) for _ in range(self.num_lanes)]:
-                task.result()

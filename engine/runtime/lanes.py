@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Barrier, BrokenBarrierError, local
+from threading import Barrier, BrokenBarrierError, Lock, local
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from engine.packed import MIN_SAMPLES, NO_PREFIX, BatchBounds, PackedBatch, pack
 from engine.runtime.native import Runner, open_runner
 
 Head = Callable[[Tensor], tuple[Tensor, ...]]
-_START_S = 120  # a runner opens in seconds; a lane that takes longer than this is stuck
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,8 @@ class _Lane:
 
 class LanePool:
     """`num_lanes` lanes behind one executor; `weights` are shared and hold every constant of the package."""
+
+    patience_s = 120.0  # a runner opens in seconds; a lane that takes longer than this is stuck
 
     def __init__(
         self,
@@ -61,14 +62,12 @@ class LanePool:
         self._no_constant = no_constant
         self._no_prefixes = torch.tensor([NO_PREFIX] * MIN_SAMPLES, dtype=torch.int32)
         self._mine = local()
-        # One task a thread: none ends before all have begun, so that no thread gets two.
-        barrier = Barrier(lanes)
-        starting = [self.executor.submit(self._start, barrier) for _ in range(lanes)]
-        errors = [error for lane in starting if (error := lane.exception()) is not None]
-        if errors:
+        self._gathering = Lock()
+        try:
+            self.on_every_lane(self._start)
+        except BaseException:
             self.close()
-            # The lanes that waited for the failing one say only that.
-            raise min(errors, key=lambda error: isinstance(error, BrokenBarrierError))
+            raise
 
     @property
     def takes_prefixes(self) -> bool:
@@ -120,19 +119,20 @@ class LanePool:
             return runner
 
     def on_every_lane(self, task: Callable[[], None]) -> None:
-        """Run `task` once on each lane's thread and wait; the first error is raised. One caller at a time."""
+        """Run `task` once on each lane's thread and wait; the first error is raised."""
         barrier = Barrier(self.num_lanes)  # none ends before all have begun, so that no thread gets two
 
         def once() -> None:
             try:
                 task()
-                barrier.wait(_START_S)
+                barrier.wait(self.patience_s)
             except BaseException:
-                barrier.abort()
+                barrier.abort()  # the other lanes need not wait for this one
                 raise
 
-        running = [self.executor.submit(once) for _ in range(self.num_lanes)]
-        errors = [error for lane in running if (error := lane.exception()) is not None]
+        with self._gathering:  # two callers at once would each hold a lane and wait for the other's
+            running = [self.executor.submit(once) for _ in range(self.num_lanes)]
+            errors = [error for lane in running if (error := lane.exception()) is not None]
         if errors:
             # The lanes that waited for the failing one say only that.
             raise min(errors, key=lambda error: isinstance(error, BrokenBarrierError))
@@ -144,16 +144,11 @@ class LanePool:
         """Finish what was submitted, then free the runners; idempotent."""
         self.executor.shutdown(wait=True)
 
-    def _start(self, barrier: Barrier) -> None:
-        try:
-            # Counts for this thread alone; torch also takes it as the default of threads that start later.
-            torch.set_num_threads(self._threads)
-            self._mine.lane = self._open_lane()
-            self.forward(pack([[0]]))  # the first run loads and allocates: not the first request's business
-            barrier.wait(_START_S)
-        except BaseException:
-            barrier.abort()
-            raise
+    def _start(self) -> None:
+        # Counts for this thread alone; torch also takes it as the default of threads that start later.
+        torch.set_num_threads(self._threads)
+        self._mine.lane = self._open_lane()
+        self.forward(pack([[0]]))  # the first run loads and allocates: not the first request's business
 
     def _open_lane(self) -> _Lane:
         on_cuda = self._device.type == "cuda"
