@@ -106,6 +106,11 @@ class Artifact:
         return self.manifest.bounds
 
     @property
+    def quantises(self) -> bool:
+        """Whether some matrix is in 8 bits."""
+        return self.manifest.plan is not None and Plan.from_manifest(self.manifest.plan).quantises
+
+    @property
     def tokenizer(self) -> Any:
         """transformers' fast tokenizer; ArtifactError where the checkpoint brought none."""
         if self._tokenizer is None:

@@ -41,6 +41,9 @@ class Rules:
 
 
 SHARE_ALL = Rules(1, 1, 1)
+# With 8-bit matrices the constant prefix is there for the answers: the first tokens carry values a hundred
+# times larger than the rest, so that however few they are, they are computed at load, in full precision.
+EIGHT_BITS = Rules(min_constant=1)
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,8 @@ def build_artifact(spec: BuildSpec, progress: Progress = lambda stage: None) -> 
     stays as it was.
     """
     _require_replaceable(spec.out)
+    if spec.calibrate is not None:
+        spec.calibrate.check()
     progress("checking the compiler")
     compiler = require_compiler()
     spec.out.parent.mkdir(parents=True, exist_ok=True)

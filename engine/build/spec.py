@@ -13,6 +13,7 @@ from engine.errors import ConfigError
 from engine.packed import BatchBounds
 from engine.pipeline_config import PipelineConfig
 from engine.quant.budget import Budget
+from engine.quant.request_lines import read_lines
 
 Dtype = Literal["float32", "bfloat16"]
 Precision = Literal["bf16", "fp8", "auto"]
@@ -24,12 +25,16 @@ _DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.b
 
 @dataclass(frozen=True)
 class Calibration:
-    """Requests (engine.quant.requests), the pipelines whose templates make them texts, and how far answers
-    may move."""
+    """Requests (engine.quant.request_lines), the pipelines whose templates make them texts, and how far
+    answers may move."""
 
     file: Path
     pipelines: tuple[PipelineConfig, ...]
     budget: Budget = field(default_factory=Budget)
+
+    def check(self) -> None:
+        """ConfigError for a file that is no list of requests to these pipelines; needs no model."""
+        read_lines(self.file, [config.name for config in self.pipelines])
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from engine.heads.score import ScoreHead
 from engine.heads.top_k import TopKHead
 from engine.nodes.tokens_of_model import TokenCheck
 from engine.options import Options, read_options, suggest
-from engine.prefixes import NOTHING_SAVED, Prefixes, Rules
+from engine.prefixes import EIGHT_BITS, NOTHING_SAVED, Prefixes, Rules
 from engine.store import OpenedArtifact
 from engine.values import Tokens
 
@@ -101,15 +101,22 @@ class Prefill(Node):
 
 
 def _prefixes(options: PrefillOptions, opened: OpenedArtifact, context: NodeContext) -> Prefixes:
-    """What the node shares; computes its tokenizer's constant prefix where that is long enough."""
+    """What the node shares; computes its tokenizer's constant prefix where that is long enough, or where the
+    artifact's 8-bit matrices need it."""
     if options.prefixes == "off":
+        if opened.artifact.quantises:
+            logger.warning(
+                "artifact %r: prefixes = 'off', so the first tokens of every prompt are in 8 bits too; its "
+                "accuracy was measured with what its prompts begin with in full precision",
+                options.artifact,
+            )
         return Prefixes()
     if not opened.lanes.takes_prefixes:
         logger.info(
             "artifact %r: its kernels take no prefixes, every prompt is computed whole", options.artifact
         )
         return Prefixes()
-    rules = Rules()
+    rules = EIGHT_BITS if opened.artifact.quantises else Rules()
     (source,) = context.inputs.values()
     longest = min(context.bounds.tokens_per_sample - 1, opened.lanes.most_constant)
     ids = source.constant_prefix[:longest]

@@ -95,17 +95,18 @@ def why_not(weights: Mapping[str, Tensor]) -> str | None:
 
 
 def rotate(
-    weights: Mapping[str, Tensor], architecture: Architecture, axes: Tensor | None = None, seed: int = 0
-) -> Rotated:
+    weights: Mapping[str, Tensor], architecture: Architecture, axes: Tensor | None = None, seed: int = 0,
+    *, still: bool = False,
+) -> Rotated:  # fmt: skip
     """The same function with a rotated stream and rotated heads; ValueError with the reason of why_not.
 
     axes[H, H]: an orthonormal basis, columns, whose directions are spread evenly (principal_axes); None: the
-    channels as they are.
+    channels as they are. `still`: the heads alone, the stream keeps its channels.
     """
     if (reason := why_not(weights)) is not None:
         raise ValueError(reason)
     a = architecture
-    stream = flat_orthogonal(a.hidden_size, seed)
+    stream = torch.eye(a.hidden_size, dtype=torch.float64) if still else flat_orthogonal(a.hidden_size, seed)
     if axes is not None:
         stream = axes.double() @ stream
     head = flat_orthogonal(a.head_dim, seed + 1)

@@ -42,6 +42,7 @@ def check_answers(folder: Path, model: Path | None, calibration: Calibration) ->
 
 def measure_artifact(folder: Path, model: Path | None, calibration: Calibration) -> Agreement:
     """ArtifactError, ConfigError as their loaders raise them."""
+    calibration.check()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     artifact = Artifact.open(folder, device=device)
     built = artifact.manifest

@@ -92,6 +92,17 @@ def test_what_cannot_be_calibrated_is_said(tmp_path: Path, tiny_causal: Any, cal
         load_texts(calibrate(Budget()), checkpoint, BatchBounds(8, 256, 32))
 
 
+def test_calibration_texts_are_looked_at_before_anything_else(tmp_path: Path, calibrate: Any) -> None:
+    calibration = calibrate(Budget())
+    with calibration.file.open("a") as file:
+        file.write("\nq: shoes")
+    stages: list[str] = []
+    spec = BuildSpec(tmp_path / "no checkpoint", tmp_path / "out", "tiny", calibrate=calibration)
+    with pytest.raises(ConfigError, match=r"texts\.jsonl, line 31'.*'q: shoes' is not JSON"):
+        build_artifact(spec, stages.append)
+    assert not stages
+
+
 def test_a_plan_is_restricted_to_what_was_chosen() -> None:
     layer = LayerPlan("fp8", "fp8", "bf16", "fp8", True)
     chosen = [

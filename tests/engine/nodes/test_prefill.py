@@ -200,6 +200,19 @@ def test_nothing_is_computed_for_a_short_constant_prefix(make_node: Any, artifac
     assert isinstance(run(node, [Tokens(((3, 4, 5, 6),))])[0], Embeddings)
 
 
+def test_eight_bits_need_a_constant_prefix_however_short(
+    make_node: Any, artifacts: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(type(artifacts.get("causal").artifact), "quantises", property(lambda _: True))
+    inputs = {"prompt": Source(Tokens, constant_prefix=(3, 4, 5))}
+    node = make_node("prefill", inputs, artifact="causal", head="embedding")
+    assert node._prefixes.constant.ids == (3, 4, 5)
+    assert run(node, [Tokens(((3, 4, 5, 6), (3, 9)))])[0].saved == Saved(4)
+    assert not caplog.records
+    assert make_node("prefill", inputs, artifact="causal", head="embedding", prefixes="off")
+    assert "prefixes = 'off', so the first tokens of every prompt are in 8 bits" in caplog.text
+
+
 def test_an_unknown_way_with_prefixes_is_named(make_node: Any) -> None:
     with pytest.raises(ConfigError, match="'auto' or 'off'") as caught:
         make_node("prefill", TOKENS, artifact="causal", head="embedding", prefixes="on")

@@ -79,7 +79,8 @@ def test_one_pipeline_takes_bare_maps(tmp_path: Path, tokenizer: Any, pipelines:
         ({"pipeline": "pair", "samples": []}, "samples is empty"),
         ({"pipeline": "pair", "samples": [3]}, "sample 3 is not a map"),
         ("[1]", "not a JSON object"),
-        ("{", "Expecting"),
+        ('{"q": 1', r"""'\{"q": 1' is not JSON \(column 8: Expecting"""),
+        ("x" * 50, rf"'{'x' * 40}…' is not JSON"),
     ],
 )
 def test_mistakes_name_file_and_line(
@@ -87,7 +88,7 @@ def test_mistakes_name_file_and_line(
 ) -> None:
     good = {"pipeline": "pair", "samples": [{"q": "a", "t": "b"}]}
     with pytest.raises(ConfigError, match=rf"texts\.jsonl, line 3'.*{reason}"):
-        read_texts(write(tmp_path, [good, good, line]), pipelines, tokenizer)
+        read_texts(write(tmp_path, [good, good, line, good, good]), pipelines, tokenizer)
 
 
 def test_too_few_requests(tmp_path: Path, tokenizer: Any, pipelines: list[Any]) -> None:
