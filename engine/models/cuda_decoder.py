@@ -90,7 +90,8 @@ class CudaDecoder(nn.Module):
             layers: list[Any] = [self.layers[index] for index in indices]
             last = last_token if indices.stop == len(self.layers) else None
             if path == "hopper":
-                x, delta = self._run_hopper(layers, hopper, input_ids, x, delta, last), None
+                x = None if x is None else _without_padding(x if delta is None else x + delta, cu_seqlens)
+                x, delta = self._run_hopper(layers, hopper, input_ids, x, last), None
                 continue
             x = F.embedding(input_ids, self.embed_tokens.weight) if x is None else x
             for index, layer in zip(indices, layers, strict=True):
@@ -103,14 +104,14 @@ class CudaDecoder(nn.Module):
 
     def _run_hopper(
         self, layers: list[Any], batch: HopperBatch | None, input_ids: Tensor, x: Tensor | None,
-        delta: Tensor | None, last: Tensor | None,
+        last: Tensor | None,
     ) -> Tensor:  # fmt: skip
         """Embedding included where no layer ran before."""
         assert batch is not None
         if x is None:
             table = self.embed_tokens.weight
             return run_hopper(self.architecture, layers, batch, table, ids=input_ids, last=last)
-        return run_hopper(self.architecture, layers, batch, x if delta is None else x + delta, last=last)
+        return run_hopper(self.architecture, layers, batch, x, last=last)
 
     def _batch(self, positions: Tensor, cu_seqlens: Tensor) -> Batch:
         tiles = attention_tiles(
@@ -121,3 +122,10 @@ class CudaDecoder(nn.Module):
 
     def _hopper_batch(self, positions: Tensor, cu_seqlens: Tensor) -> HopperBatch:
         return HopperBatch(self.library, positions, cu_seqlens, (self.hopper_cos, self.hopper_sin))
+
+
+def _without_padding(x: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """x with zeros past the last segment. Portable attention leaves those rows as it found them, and the
+    hopper one multiplies them: by zero, but NaN stays NaN."""
+    real = torch.arange(x.shape[0], device=x.device) < cu_seqlens[-1]
+    return torch.where(real.unsqueeze(-1), x, 0.0)

@@ -19,6 +19,7 @@ from torch import Tensor
 from engine.packed import MIN_SAMPLES, NO_PREFIX, PackedBatch
 from engine.runtime.buckets import Bucket, Buckets
 from engine.runtime.native import Runner
+from engine.runtime.quiet_collector import quiet_collector
 
 Head = Callable[[Tensor], tuple[Tensor, ...]]
 CONSTANT_ROWS = 256  # tokens of a constant prefix that a graph has room for
@@ -105,7 +106,7 @@ class GraphLane:
         buckets = self._buckets.all()
         by_samples = {bucket.samples: bucket for bucket in reversed(buckets)}  # each with the most tokens
         by_tokens = {bucket.tokens: bucket for bucket in buckets}  # each with the fewest samples
-        with torch.cuda.stream(self.stream), torch.no_grad():
+        with torch.cuda.stream(self.stream), torch.no_grad(), quiet_collector():
             for bucket in dict.fromkeys((*by_samples.values(), *by_tokens.values())):
                 self._run_model(bucket)  # libraries choose and load kernels by size: not allowed in a capture
             self.stream.synchronize()
@@ -116,7 +117,7 @@ class GraphLane:
 
     def capture_head(self, head: Head) -> None:
         """`head` of every sample size; it may only enqueue work on the device."""
-        with torch.cuda.stream(self.stream), torch.no_grad():
+        with torch.cuda.stream(self.stream), torch.no_grad(), quiet_collector():
             for samples in reversed(self._buckets.samples):
                 results = tuple(_pinned_like(x) for x in head(self._hidden[:samples]))
                 self.stream.synchronize()

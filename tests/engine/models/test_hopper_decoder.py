@@ -15,10 +15,12 @@ from engine.build.compilation import export_decoder
 from engine.build.hopper_library import compile_kernels
 from engine.build.native import default_cache
 from engine.errors import ConfigError
+from engine.models import cuda_decoder
 from engine.models.architecture import Architecture, Rope
 from engine.models.cuda_decoder import CudaDecoder
 from engine.models.cuda_weights import prepare_weights
 from engine.models.decoder import PackedDecoder
+from engine.models.hopper_layers import run_hopper
 from engine.models.plan import HopperKernels, Plan, choose_plan, restrict_plan
 from engine.packed import BatchBounds, PackedBatch, pack
 
@@ -132,6 +134,35 @@ def test_padding_changes_nothing() -> None:
         cu_seqlens=torch.cat([packed.cu_seqlens, packed.cu_seqlens[-1:].repeat(4)]),
     )
     assert torch.equal(run(decoder, padded), run(decoder, packed))
+
+
+def test_what_a_portable_layer_leaves_in_the_padding_reaches_no_hopper_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a device it leaves whatever the memory held, and zero times NaN is NaN."""
+    made = make("norm")
+    decoder = made.decoder(made.plan("bf16", portable=(0,)))
+    packed = pack(SAMPLES)
+    padded = dataclasses.replace(
+        packed,
+        input_ids=torch.cat([packed.input_ids, torch.full((22,), 3)]),
+        positions=torch.cat([packed.positions, torch.zeros(22, dtype=torch.int64)]),
+    )
+
+    def poison(_: Any, __: Any, left: tuple[Tensor, Tensor]) -> None:
+        for x in left:
+            x[packed.num_tokens :] = torch.nan
+
+    given: list[Tensor] = []
+
+    def watch(a: Architecture, layers: Any, batch: Any, source: Tensor, **options: Any) -> Tensor:
+        given.append(source)
+        return run_hopper(a, layers, batch, source, **options)
+
+    monkeypatch.setattr(cuda_decoder, "run_hopper", watch)
+    decoder.layers[0].register_forward_hook(poison)
+    assert torch.equal(run(decoder, padded), run(decoder, packed))
+    assert all(torch.isfinite(x).all() for x in given)
 
 
 @pytest.mark.parametrize("portable", [(), (1,)])
