@@ -11,9 +11,9 @@ from engine.artifact import Artifact
 from engine.packed import pack
 from engine.prefixes import SHARE_ALL, Prefixes, Rules
 from tools.bench.closed_loop import run_closed_loop
+from tools.bench.mixes import draw_mixes
 from tools.bench.physics import Shape
 from tools.bench.prefix_engine import LENGTH, PrefixSetup, Way, bench_prefixes, compare, computed_flops
-from tools.bench.shapes import draw_requests
 from tools.errors import UserError
 
 SHAPE = Shape(layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, intermediate=16)
@@ -60,7 +60,7 @@ def test_other_results_count_for_nothing():
 
 def test_closed_loop_of_requests_that_share_their_beginning(tiny_causal):
     artifact = Artifact.open(tiny_causal.artifact)
-    requests = draw_requests(300)["shared64of150"]
+    requests = draw_mixes(300)["shared64of150"].requests
     assert {len(sample) for request in requests for sample in request} == {150}
     packed, (saved,) = Prefixes(None, Rules()).pack(requests[:1])
     assert packed.num_tokens == 15 * 150 - 14 * 64
@@ -74,3 +74,6 @@ def test_closed_loop_of_requests_that_share_their_beginning(tiny_causal):
     finally:
         pool.close()
     assert load.requests_per_s > 0
+    assert load.saved_share == pytest.approx(3 * 64 / 600)
+    assert 1 <= load.batch_requests <= 2
+    assert load.p99_ms >= load.mean_ms / 2

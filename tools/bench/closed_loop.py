@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
-from threading import Thread
+from itertools import count
+from threading import Condition
 
 from torch import Tensor
 
@@ -15,21 +18,38 @@ from engine.prefixes import Ids, Prefixes
 from engine.runtime.lanes import LanePool
 
 Request = Sequence[Ids]
+Head = Callable[[Tensor], tuple[Tensor, ...]]
+WARM_UP = 0.1  # of the time, not counted
 
 
 @dataclass(frozen=True)
 class Load:
-    """Requests per second, and latency from handing a request over to having its answer, milliseconds."""
+    """Requests per second, and latency from handing a request over to having its answer, milliseconds.
+
+    batch_requests: of a batch, on average. saved_share: of all tokens, those that no one computed.
+    """
 
     in_flight: int
     requests_per_s: float
     mean_ms: float
     p99_ms: float
+    batch_requests: float
+    saved_share: float
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """When it was answered, and since when each of its requests had waited."""
+
+    answered: float
+    waited_since: Sequence[float]
+    tokens: int
+    saved: int
 
 
 def run_closed_loop(
     pool: LanePool,
-    head: Callable[[Tensor], tuple[Tensor, ...]],
+    head: Head,
     requests: Sequence[Request],
     *,
     in_flight: int,
@@ -38,54 +58,78 @@ def run_closed_loop(
     prefixes: Prefixes | None = None,
 ) -> Load:
     """A batch takes what waits, up to the bounds, as soon as a lane is free. `prefixes`: how it is packed."""
-    packing = prefixes or Prefixes()
-    waiting: SimpleQueue[tuple[float, Request]] = SimpleQueue()
-    latencies: list[float] = []
-    stop = time.monotonic() + seconds
-    upcoming = iter(range(1 << 60))
-
-    def put() -> None:
-        waiting.put((time.monotonic(), requests[next(upcoming) % len(requests)]))
-
-    def serve() -> None:
-        while time.monotonic() < stop:
-            taken = _take(waiting, bounds)
-            if not taken:
-                continue
-            packed, _ = packing.pack([request for _, request in taken])
-            pool.executor.submit(pool.run, packed, head).result()
-            now = time.monotonic()
-            for began, _ in taken:
-                latencies.append(now - began)
-                put()
-
-    for _ in range(in_flight):
-        put()
-    threads = [Thread(target=serve) for _ in range(pool.num_lanes)]
+    packing, waiting, numbers = prefixes or Prefixes(), _Waiting(bounds), count()
     began = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    elapsed = time.monotonic() - began
-    ordered = sorted(latencies[len(latencies) // 10 :])  # the first tenth warms up
-    mean = sum(ordered) / max(1, len(ordered))
-    p99 = ordered[int(0.99 * (len(ordered) - 1))] if ordered else 0.0
-    return Load(in_flight, len(latencies) / elapsed, 1e3 * mean, 1e3 * p99)
+    stop = began + seconds
+
+    def put(times: int) -> None:
+        for _ in range(times):
+            waiting.put(requests[next(numbers) % len(requests)])
+
+    def serve() -> list[_Batch]:
+        batches = []
+        while time.monotonic() < stop:
+            if not (taken := waiting.take()):
+                continue
+            packed, saved = packing.pack([request for _, request in taken])
+            pool.executor.submit(pool.run, packed, head).result()
+            spared = sum(each.constant + each.request for each in saved)
+            since = [arrived for arrived, _ in taken]
+            batches.append(_Batch(time.monotonic(), since, packed.num_tokens, spared))
+            put(len(taken))
+        return batches
+
+    put(in_flight)
+    with ThreadPoolExecutor(pool.num_lanes, thread_name_prefix="closed-loop") as threads:
+        serving = [threads.submit(serve) for _ in range(pool.num_lanes)]
+    batches = [batch for each in serving for batch in each.result()]
+    return _summarise(batches, in_flight, began + WARM_UP * seconds)
 
 
-def _take(waiting: SimpleQueue[tuple[float, Request]], bounds: BatchBounds) -> list[tuple[float, Request]]:
-    """What waits, up to the bounds; a request that does not fit goes back. Waits 10 ms for the first."""
-    taken: list[tuple[float, Request]] = []
-    tokens = samples = 0
-    while True:
-        try:
-            item = waiting.get(timeout=0.01) if not taken else waiting.get_nowait()
-        except Empty:
-            return taken
-        size = sum(len(sample) for sample in item[1])
-        if tokens + size > bounds.tokens or samples + len(item[1]) > bounds.samples:
-            waiting.put(item)
-            return taken
-        taken.append(item)
-        tokens, samples = tokens + size, samples + len(item[1])
+def _summarise(batches: Sequence[_Batch], in_flight: int, warm: float) -> Load:
+    """Of the batches that ended after `warm`; the rate from the end of the first of them to the last's, so
+    that no batch counts in part."""
+    ordered = sorted(batches, key=lambda batch: batch.answered)
+    ordered = [batch for batch in ordered if batch.answered >= warm] or ordered[-1:]
+    latencies = sorted(batch.answered - since for batch in ordered for since in batch.waited_since)
+    later = sum(len(batch.waited_since) for batch in ordered[1:])
+    spent = ordered[-1].answered - ordered[0].answered
+    saved, computed = (sum(getattr(batch, key) for batch in ordered) for key in ("saved", "tokens"))
+    return Load(
+        in_flight,
+        requests_per_s=later / spent if spent > 0 else len(latencies) / latencies[-1],
+        mean_ms=1e3 * sum(latencies) / len(latencies),
+        p99_ms=1e3 * latencies[math.ceil(0.99 * len(latencies)) - 1],
+        batch_requests=len(latencies) / len(ordered),
+        saved_share=saved / (saved + computed),
+    )
+
+
+class _Waiting:
+    """Requests in the order in which they came, with the time when they did."""
+
+    def __init__(self, bounds: BatchBounds) -> None:
+        self._bounds = bounds
+        self._requests: deque[tuple[float, Request]] = deque()
+        self._changed = Condition()
+
+    def put(self, request: Request) -> None:
+        with self._changed:
+            self._requests.append((time.monotonic(), request))
+            self._changed.notify()
+
+    def take(self) -> list[tuple[float, Request]]:
+        """The first that fit the bounds together, tokens as a worker counts them: saved ones too. Waits 10 ms
+        for the first."""
+        taken: list[tuple[float, Request]] = []
+        tokens = samples = 0
+        with self._changed:
+            self._changed.wait_for(lambda: self._requests, 0.01)
+            while self._requests:
+                request = self._requests[0][1]
+                tokens, samples = tokens + sum(map(len, request)), samples + len(request)
+                over = tokens > self._bounds.tokens or samples > self._bounds.samples
+                if taken and over:
+                    break
+                taken.append(self._requests.popleft())
+        return taken

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -20,9 +22,7 @@ def provenance(device: str) -> dict[str, object]:
         "load_average": round(os.getloadavg()[0], 2),  # of the last minute, itself included
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": metadata.version("transformers"),
-        "aiokafka": metadata.version("aiokafka"),
-        "boundgen": metadata.version("boundgen"),
+        **{name: _version(name) for name in ("transformers", "aiokafka", "boundgen")},
         "commit": commit(),
     }
 
@@ -34,6 +34,12 @@ def machine(device: str) -> str:
     return f"{_processor()}, {os.cpu_count()} CPUs, {torch.backends.cpu.get_cpu_capability()}"
 
 
+def command_line() -> str:
+    """What this process was started as, for a shell."""
+    program = Path(sys.argv[0]).name
+    return shlex.join([program, *sys.argv[1:]])
+
+
 def commit() -> str:
     """The commit of the source that runs, with + where files were changed since; "unknown" outside of git."""
     folder = Path(__file__).resolve().parent
@@ -43,6 +49,13 @@ def commit() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:  # runs from a source folder, or needs less than all
+        return None
 
 
 def _processor() -> str:

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import save_file
+from torch import Tensor
 
 from engine.models.architecture import Architecture
 
@@ -20,19 +22,20 @@ DEVIATION, EMBEDDING_DEVIATION = 0.03, 1.0
 MAX_POSITIONS = 4096
 
 
-def shape_checkpoint(name: str, a: Architecture, cache: Path) -> Path:
-    """The checkpoint's directory in `cache`, written now if it is not there; bfloat16."""
-    target = cache / "shapes" / f"{name}-{a.num_layers}"
+def shape_checkpoint(name: str, a: Architecture, cache: Path, device: str = "cpu") -> Path:
+    """The checkpoint's directory in `cache`, written now if it is not there; bfloat16. A GPU as `device`
+    draws the numbers much faster; they are others."""
+    target = cache / "shapes" / f"{name}-{a.num_layers}-{torch.device(device).type}"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
             folder = Path(scratch, "checkpoint")
-            _write(a, folder)
+            _write(a, folder, device)
             shutil.move(folder, target)
     return target
 
 
-def _write(a: Architecture, folder: Path) -> None:
+def _write(a: Architecture, folder: Path, device: str) -> None:
     kind = "Qwen3" if a.qk_norm else "Qwen2" if a.qkv_bias else "Llama"
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=a.vocab_size,
@@ -45,22 +48,26 @@ def _write(a: Architecture, folder: Path) -> None:
         rms_norm_eps=a.norm_eps,
         max_position_embeddings=MAX_POSITIONS,
         rope_parameters={"rope_type": "default", "rope_theta": _theta(a)},
-        initializer_range=DEVIATION,
         tie_word_embeddings=False,
+        architectures=[f"{kind}ForCausalLM"],
+        dtype="bfloat16",
     )
-    generator = torch.Generator().manual_seed(0)
     with torch.device("meta"):
         model: Any = getattr(transformers, f"{kind}ForCausalLM")(config)
-    model = model.to_empty(device="cpu").to(torch.bfloat16)
-    with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
-            if "norm" in parameter_name:
-                parameter.copy_(torch.rand(parameter.shape, generator=generator) + 0.5)
-            else:
-                embeds = "embed" in parameter_name
-                drawn = torch.randn(parameter.shape, generator=generator)
-                parameter.copy_(drawn * (EMBEDDING_DEVIATION if embeds else DEVIATION))
-    model.save_pretrained(folder)
+    generator = torch.Generator(device).manual_seed(0)
+    tensors = {each: _draw(each, x.shape, generator) for each, x in model.state_dict().items()}
+    config.save_pretrained(folder)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _draw(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """bfloat16, on the CPU."""
+    how: dict[str, Any] = {"generator": generator, "device": generator.device}
+    if "norm" in name:
+        drawn = torch.rand(shape, **how) + 0.5
+    else:
+        drawn = torch.randn(shape, **how) * (EMBEDDING_DEVIATION if "embed" in name else DEVIATION)
+    return drawn.bfloat16().cpu()
 
 
 def _theta(a: Architecture) -> float:

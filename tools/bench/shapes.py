@@ -1,15 +1,21 @@
-"""Shapes of the benchmarked models, their arithmetic, and the benchmark's mixes of sample lengths."""
+"""Shapes of the benchmarked models and their arithmetic: FLOPs by what executes them, bytes, time at best.
+
+Useful FLOPs only: computed tokens, the causal half of attention, past the last attention one row a sample.
+No padding, norms, softmax or head.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
 from engine.models.architecture import Architecture, Rope
-from engine.prefixes import Ids
+from engine.models.plan import MATRICES
+from engine.packed import PackedBatch
+from tools.bench.peaks import Peaks
 
 
 def _architecture(
@@ -37,58 +43,76 @@ SHAPES = {
     "smollm2-135m": _architecture(576, 1536, 30, 9, 3, 64, 1e5),
 }
 
-SHARED = 64  # tokens that all samples of a request begin with, in a mix of its own
-MIXES = {"mean150": (150.0, 500), "mean60": (60.0, 256)}
-
 
 @dataclass(frozen=True)
 class Work:
-    """Floating-point operations of one run, by what executes them."""
+    """Floating-point operations of one run: by matrix, and attention's."""
 
-    matrices: float
+    qkv: float
+    output: float
+    gate_up: float
+    down: float
     attention: float
+
+    @property
+    def matrices(self) -> float:
+        return self.qkv + self.output + self.gate_up + self.down
 
     @property
     def flops(self) -> float:
         return self.matrices + self.attention
 
+    def by_class(self) -> dict[str, float]:
+        return asdict(self)
+
+    def in_fp8(self, narrow: Mapping[str, float]) -> float:
+        """Of these, those in e4m3; `narrow`: the share of layers whose matrix is."""
+        flops = self.by_class()
+        return sum(flops[matrix] * share for matrix, share in narrow.items())
+
 
 def count_work(a: Architecture, lengths: Sequence[int]) -> Work:
-    """Useful ones: real tokens, the causal half of attention, past the last attention one row a sample."""
-    tokens, samples = sum(lengths), len(lengths)
-    qkv = 2 * a.hidden_size * (a.q_width + 2 * a.kv_width)
-    rest = 2 * a.hidden_size * (a.q_width + 3 * a.intermediate_size)
-    matrices = a.num_layers * qkv * tokens + rest * ((a.num_layers - 1) * tokens + samples)
-    pairs = sum(length * (length + 1) / 2 for length in lengths)
-    return Work(matrices, a.num_layers * 4 * a.q_width * pairs)
+    """Of samples that are computed whole."""
+    return _count(a, sum(lengths), len(lengths), sum(length * (length + 1) / 2 for length in lengths))
 
 
-def draw_lengths(count: int, mean: float, most: int, generator: torch.Generator) -> list[int]:
-    """Log-normal with that mean (sigma 0.6), from 16 to `most` tokens."""
-    drawn = torch.empty(count).log_normal_(math.log(mean) - 0.18, 0.6, generator=generator)
-    return [int(min(most, max(16, x))) for x in drawn.tolist()]
+def count_packed(a: Architecture, packed: PackedBatch) -> Work:
+    """Of what a batch computes: a token at position p attends to p + 1, wherever those were computed."""
+    pairs = float((packed.positions[: packed.num_tokens] + 1).sum())
+    return _count(a, packed.num_tokens, packed.num_samples, pairs)
 
 
-def fill_lengths(tokens: int, mean: float, most: int, generator: torch.Generator) -> list[int]:
-    """Lengths of that mix that add up to exactly `tokens`."""
-    lengths: list[int] = []
-    while sum(lengths) < tokens:
-        lengths += draw_lengths(1, mean, most, generator)
-    lengths[-1] -= sum(lengths) - tokens
-    return [length for length in lengths if length > 0]
+def _count(a: Architecture, tokens: int, samples: int, pairs: float) -> Work:
+    rows = (a.num_layers - 1) * tokens + samples
+    return Work(
+        qkv=2 * a.hidden_size * (a.q_width + 2 * a.kv_width) * a.num_layers * tokens,
+        output=2 * a.hidden_size * a.q_width * rows,
+        gate_up=2 * a.hidden_size * 2 * a.intermediate_size * rows,
+        down=2 * a.hidden_size * a.intermediate_size * rows,
+        attention=a.num_layers * 4 * a.q_width * pairs,
+    )
 
 
-def draw_requests(vocab_size: int) -> dict[str, list[list[Ids]]]:
-    """64 requests of 15 samples a mix: log-normal lengths, or 150 tokens of which the first 64 are shared."""
-    ids = torch.Generator().manual_seed(1)
+def narrow_matrices(plan: Mapping[str, Any] | None) -> dict[str, float]:
+    """The share of layers in which a matrix is in fp8, from a manifest's plan; without one none is."""
+    if plan is None:
+        return {}
+    layers = plan["layers"]
+    return {matrix: sum(layer[matrix] == "fp8" for layer in layers) / len(layers) for matrix in MATRICES}
 
-    def draw(count: int) -> Ids:
-        return tuple(torch.randint(0, vocab_size, (count,), generator=ids).tolist())
 
-    mixes = {}
-    for mix, (mean, most) in MIXES.items():
-        lengths = torch.Generator().manual_seed(0)
-        mixes[mix] = [[draw(n) for n in draw_lengths(15, mean, most, lengths)] for _ in range(64)]
-    beginnings = [draw(SHARED) for _ in range(64)]
-    mixes["shared64of150"] = [[beginning + draw(150 - SHARED) for _ in range(15)] for beginning in beginnings]
-    return mixes
+def least_bytes(a: Architecture, tokens: int, narrow: Mapping[str, float]) -> float:
+    """Every matrix once and a row of the bfloat16 embedding for each token; what lies between can stay in
+    caches."""
+    elements = {
+        "qkv": a.hidden_size * (a.q_width + 2 * a.kv_width), "output": a.hidden_size * a.q_width,
+        "gate_up": 2 * a.hidden_size * a.intermediate_size, "down": a.hidden_size * a.intermediate_size,
+    }  # fmt: skip
+    matrices = sum(count * (2 - narrow.get(matrix, 0.0)) for matrix, count in elements.items())
+    return a.num_layers * matrices + 2 * a.hidden_size * tokens
+
+
+def ideal_s(work: Work, narrow: Mapping[str, float], peaks: Peaks) -> float:
+    """Seconds at dense peaks, each FLOP at that of its type: what mfu_weighted is a share of."""
+    fp8 = work.in_fp8(narrow)
+    return (work.flops - fp8) / peaks.bf16 + fp8 / peaks.fp8

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -15,11 +16,26 @@ from rich.console import Console
 from engine.packed import BatchBounds
 from tools.artifact_cache import Wanted, cached_artifact
 from tools.bench.engine_compare import Setup, compare
+from tools.bench.load_chart import draw_results, read_result
 from tools.bench.prefix_engine import PrefixSetup, bench_prefixes
-from tools.bench.shape_engine import ShapeSetup, bench_shape
+from tools.bench.shape_engine import bench_shape
+from tools.bench.shape_setup import ShapeSetup, read_names, read_numbers
 from tools.bench.workload import MAX_TOKENS
 from tools.commands.build import Kernels, Precision
 from tools.commands.demo import BOUNDS
+from tools.commands.shape_options import (
+    Chart,
+    Classes,
+    InFlight,
+    Lanes,
+    Lengths,
+    Mixes,
+    Results,
+    Seconds,
+    Shape,
+    Sustained,
+    TokenCounts,
+)
 from tools.errors import UserError
 from tools.model_cache import smollm2_gguf
 from tools.steps import Steps
@@ -55,13 +71,7 @@ def engine(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each side, taken in turns.")] = 5,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of each side; all CPUs.")] = None,
     seed: Annotated[int, typer.Option(help="Of the lengths and token ids.")] = 20,
-    shape: Annotated[
-        str | None,
-        typer.Option(
-            help="Instead: random weights of this shape (qwen3-0.6b, qwen2.5-0.5b, smollm2-135m) on CUDA, "
-            "against the card's physics."
-        ),
-    ] = None,
+    shape: Shape = None,
     prefixes: Annotated[
         bool,
         typer.Option(
@@ -71,7 +81,16 @@ def engine(
     ] = False,
     precision: Annotated[Precision, typer.Option(help="With --shape.")] = Precision.FP8,
     kernels: Annotated[Kernels, typer.Option(help="With --shape.")] = Kernels.FASTEST,
-    lanes: Annotated[int, typer.Option(min=1, help="With --shape.")] = 2,
+    lanes: Lanes = ShapeSetup.lanes,
+    tokens: TokenCounts = None,
+    lengths: Lengths = None,
+    mixes: Mixes = None,
+    in_flight: InFlight = None,
+    seconds: Seconds = ShapeSetup.seconds,
+    sustained: Sustained = ShapeSetup.sustained,
+    classes: Classes = True,
+    chart: Chart = None,
+    results: Results = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON line.")] = False,
 ) -> None:
     """Compare the engine's samples/s with transformers: same model, threads, samples, in one run.
@@ -79,8 +98,24 @@ def engine(
     The peer computes one padded batch a request and only the last position's logits, in whichever of two ways
     is faster. A compiled artifact is built at the first run (a minute or two) and kept.
     """
+    if results is not None:
+        if chart is None:
+            raise UserError("--from: without --chart there is nothing to do")
+        draw_results([read_result(path) for path in results], chart)
+        return
     if shape is not None:
-        _bench_shape(ShapeSetup(shape, precision.value, kernels.value, lanes), as_json)
+        given: dict[str, Any] = {
+            key: read(text)
+            for key, text, read in (
+                ("tokens", tokens, partial(read_numbers, "tokens")),
+                ("in_flight", in_flight, partial(read_numbers, "in-flight")),
+                ("lengths", lengths, read_names),
+                ("mixes", mixes, read_names),
+            )
+            if text is not None
+        }
+        given |= {"lanes": lanes, "seconds": seconds, "sustained": sustained, "classes": classes}
+        _bench_shape(ShapeSetup(shape, precision.value, kernels.value, **given), chart, as_json)
         return
     if device is Device.CUDA and not torch.cuda.is_available():
         raise UserError("--device = 'cuda': torch sees no CUDA device; boundgen doctor says more")
@@ -116,10 +151,12 @@ def engine(
         typer.echo(json.dumps(found))
 
 
-def _bench_shape(setup: ShapeSetup, as_json: bool) -> None:
+def _bench_shape(setup: ShapeSetup, chart: Path | None, as_json: bool) -> None:
     console = Console(highlight=False, soft_wrap=True)
     with Steps() as say:
         found = bench_shape(setup, say, console.print)
+    if chart is not None:
+        draw_results([found], chart)
     if as_json:
         typer.echo(json.dumps(found))
 
