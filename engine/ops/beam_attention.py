@@ -9,8 +9,9 @@ Nothing of a prompt is copied for a beam, and no suffix is moved when beams chan
 which row wrote slot j. What other entries of the suffix hold, NaN included, has no effect.
 
 This module declares the operator and gives it a kernel for any device: plain torch of static shapes, without
-synchronisation, that pads prompts to `max_seqlen`. beam_attention.cpp has the one that serves on a CPU: it
-reads each prompt once for all its beams, and a compiled package calls it without Python.
+synchronisation, that pads prompts to `max_seqlen`. The kernels that serve read each prompt once for all its
+beams, and a compiled package calls them without Python: on a CPU beam_attention.cpp; on CUDA
+portable.beam_attention, which is an operation of its own so that a package has it compiled in.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 import engine.ops.packed_attention  # noqa: F401 -- defines the namespace
+from engine.ops.portable.beam_attention import HEAD_DIMS, tiled_beam_attention
 
 NAME = "boundgen::beam_attention"
 
@@ -38,6 +40,8 @@ def beam_attention(
 
     No prompt is longer than `max_seqlen`. Scores are accumulated in float32.
     """
+    if q.is_cuda and q.shape[2] in HEAD_DIMS:
+        return tiled_beam_attention(q, k, v, prompt, suffix, ancestors, cu_seqlens)
     out: Tensor = torch.ops.boundgen.beam_attention(
         q, k, v, *prompt, *suffix, ancestors, cu_seqlens, max_seqlen
     )
@@ -75,10 +79,21 @@ def _attend_padded(  # noqa: PLR0913, PLR0917 - the operator's schema
     return out.reshape(q.shape).to(q.dtype).contiguous()
 
 
+def _attend_on_cuda(  # noqa: PLR0913, PLR0917 - the operator's schema
+    q: Tensor, k: Tensor, v: Tensor, prompt_k: Tensor, prompt_v: Tensor, suffix_k: Tensor, suffix_v: Tensor,
+    ancestors: Tensor, cu_seqlens: Tensor, max_seqlen: int,
+) -> Tensor:  # fmt: skip
+    prompt, suffix = (prompt_k, prompt_v), (suffix_k, suffix_v)
+    if q.shape[2] in HEAD_DIMS:
+        return tiled_beam_attention(q, k, v, prompt, suffix, ancestors, cu_seqlens)
+    return _attend_padded(q, k, v, *prompt, *suffix, ancestors, cu_seqlens, max_seqlen)
+
+
 def _fake(q: Tensor, *_: object) -> Tensor:
     return torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
 
 # A kernel for the CPU from the native library takes precedence over this key, without replacing anything.
 _library.impl("beam_attention", _attend_padded, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_library.impl("beam_attention", _attend_on_cuda, "CUDA")  # type: ignore[no-untyped-call]
 torch.library.register_fake(NAME, _fake, lib=_library)

@@ -53,6 +53,8 @@ def empty(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 
 def cases() -> Iterator[Case]:
     scale = torch.ones(1)
+    for heads, kv, dim in ((16, 8, 128), (14, 2, 64), (9, 3, 64), (32, 8, 128), (12, 12, 64), (8, 1, 128)):
+        yield Case(f"beam_attention-{heads}-{kv}-{dim}", "beam_attention", beams(heads, kv, dim))
     for name, (heads, kv, dim, hidden, middle) in SHAPES.items():
         x, weight = empty(7, hidden), empty(hidden)
         for mode in ("none", "static", "token"):
@@ -80,6 +82,14 @@ def cases() -> Iterator[Case]:
         yield Case(
             f"gate_up-{name}-token", "gate_up", (narrow[0], empty(7, 1, dtype=F32), narrow[1], scale, None)
         )
+
+
+def beams(heads: int, kv: int, dim: int) -> tuple[torch.Tensor, ...]:
+    """Two prompts of 50 beams each, four slots, as boundgen::tiled_beam_attention takes them."""
+    q, k, v = empty(100, heads + 2 * kv, dim).split([heads, kv, kv], dim=1)
+    prompts, suffixes = empty(2, 7, kv, dim), empty(2, 4, 100, kv, dim)
+    cu = torch.tensor([0, 3, 7], dtype=I32)
+    return (q, k, v, *prompts, *suffixes, empty(4, 100, dtype=torch.int64), cu)
 
 
 class _Recorder:

@@ -93,6 +93,46 @@ for heads, kv, dim in ((4, 2, 128), (9, 3, 64), (7, 1, 64)):
     args = (q, k, v, tiles, cu, None, before, *constant)
     near(launch("attention", *args)[:-3], reference.varlen_attention(*args)[:-3], 1e-6)
 """,
+    "beam attention": """
+from engine.ops import reference as oracles
+for heads, kv, dim, beams, used, slots in (
+    (9, 3, 64, 7, 3, 4), (7, 1, 64, 1, 0, 1), (7, 1, 64, 11, 8, 8), (4, 2, 128, 40, 3, 4),
+    (2, 2, 64, 70, 1, 2), (8, 1, 16, 9, 0, 4),
+):
+    lengths = [5, 1, 130]
+    rows = beams * len(lengths)
+    q, k, v = draw(rows, heads + 2 * kv, dim).split([heads, kv, kv], dim=1)
+    prompts, suffixes = draw(2, sum(lengths), kv, dim), draw(2, slots, rows, kv, dim)
+    suffixes[:, used:] = torch.nan
+    ancestors = torch.randint(beams, (slots, rows)) + torch.arange(rows) // beams * beams
+    ancestors[used:] = -1
+    cu = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    got = launch("beam_attention", q, k, v, *prompts, *suffixes, ancestors, cu)
+    near(got, oracles.beam_attention(q, k, v, prompts, suffixes, ancestors, cu), 1e-6)
+""",
+    "beam attention keeps poison with its beam": """
+beams, slots = 8, 3
+lengths = [5, 7, 4]
+rows = beams * len(lengths)
+q, k, v = draw(rows, 8, 64).split([4, 2, 2], dim=1)
+prompts, suffixes = draw(2, sum(lengths), 2, 64), draw(2, slots, rows, 2, 64)
+ancestors = torch.arange(rows).expand(slots, -1).clone()
+cu = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+clean = launch("beam_attention", q, k, v, *prompts, *suffixes, ancestors, cu)
+for bad in (torch.nan, torch.inf):
+    poisoned = [x.clone() for x in (q, k, v, suffixes)]
+    poisoned[0][2] = poisoned[1][3] = poisoned[2][4] = bad
+    poisoned[3][0, 1, 5] = poisoned[3][1, 2, 6] = bad
+    got = launch("beam_attention", *poisoned[:3], *prompts, *poisoned[3], ancestors, cu)
+    assert not got[2:7].isfinite().flatten(1).all(1).any()
+    got[2:7] = clean[2:7]
+    assert torch.equal(got, clean)
+prompts[:, 5:12] = torch.nan
+got = launch("beam_attention", q, k, v, *prompts, *suffixes, ancestors, cu)
+assert bool(got[beams:2 * beams].isnan().all())
+got[beams:2 * beams] = clean[beams:2 * beams]
+assert torch.equal(got, clean)
+""",
     "gate_up": """
 x, weight = draw(130, 128), draw(512, 128) / 8
 args = (x, None, weight, None, None)
