@@ -17,7 +17,7 @@ from typing import Any
 from tools.bench.mix_loops import MEAN_MS
 from tools.errors import UserError, told
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 480, 70, 250, 50, 56
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 960, 480, 70, 330, 50, 56
 COLOURS = ("#06c", "#c33", "#283", "#a3a", "#b70", "#088", "#555", "#940")
 STEPS = (1, 2, 2.5, 5, 10)  # of an axis, times a power of ten
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.artifact import Artifact
 from engine.models.architecture import Architecture
-from engine.prefixes import Prefixes, Rules
+from engine.prefixes import EIGHT_BITS, Prefixes, Rules
 from engine.runtime.lanes import LanePool
 from tools.bench.closed_loop import run_closed_loop
 from tools.bench.mixes import Mix
@@ -53,7 +53,7 @@ def prefixes_of(artifact: Artifact, pool: LanePool, mix: Mix) -> Prefixes:
     """As a prefill node packs: nothing is shared where the package takes no prefixes."""
     if not pool.takes_prefixes:
         return Prefixes()
-    rules = Rules()
+    rules = EIGHT_BITS if artifact.quantises else Rules()
     ids = mix.constant[: pool.most_constant]
     constant = artifact.constant_prefix(ids) if len(ids) >= rules.min_constant else None
     return Prefixes(constant, rules, pool.most_segments)

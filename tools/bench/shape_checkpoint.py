@@ -6,7 +6,6 @@ layers, as in trained models; the head is a matrix of its own, so that logits st
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,11 @@ def shape_checkpoint(name: str, a: Architecture, cache: Path, device: str = "cpu
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
             folder = Path(scratch, "checkpoint")
             _write(a, folder, device)
-            shutil.move(folder, target)
+            try:
+                folder.rename(target)
+            except OSError:
+                if not target.exists():  # else another process was quicker
+                    raise
     return target
 
 

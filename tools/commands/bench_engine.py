@@ -24,6 +24,7 @@ from tools.bench.workload import MAX_TOKENS
 from tools.commands.build import Kernels, Precision
 from tools.commands.demo import BOUNDS
 from tools.commands.shape_options import (
+    PANEL,
     Chart,
     Classes,
     InFlight,
@@ -79,8 +80,12 @@ def engine(
             "and without computing them once."
         ),
     ] = False,
-    precision: Annotated[Precision, typer.Option(help="With --shape.")] = Precision.FP8,
-    kernels: Annotated[Kernels, typer.Option(help="With --shape.")] = Kernels.FASTEST,
+    precision: Annotated[
+        Precision, typer.Option(help="bf16 or fp8, of the matrices.", rich_help_panel=PANEL)
+    ] = Precision.FP8,
+    kernels: Annotated[
+        Kernels, typer.Option(help="Portable ones alone: to compare.", rich_help_panel=PANEL)
+    ] = Kernels.FASTEST,
     lanes: Lanes = ShapeSetup.lanes,
     tokens: TokenCounts = None,
     lengths: Lengths = None,

@@ -9,7 +9,7 @@ import typer
 
 from tools.bench.mixes import MIXES
 
-WITH_SHAPE = "With --shape"
+PANEL = "With --shape"
 
 Shape = Annotated[
     str | None,
@@ -18,31 +18,37 @@ Shape = Annotated[
         "against the card's physics."
     ),
 ]
-Lanes = Annotated[int, typer.Option(min=1, help=f"{WITH_SHAPE}.")]
+Lanes = Annotated[int, typer.Option(min=1, help="Threads with graphs of their own.", rich_help_panel=PANEL)]
 TokenCounts = Annotated[
     str | None,
-    typer.Option("--tokens", help=f"{WITH_SHAPE}: token counts that are timed one by one, 1024,4096."),
+    typer.Option(
+        "--tokens", help="Token counts that are timed one by one: 1024,4096.", rich_help_panel=PANEL
+    ),
 ]
 Lengths = Annotated[
-    str | None, typer.Option(help=f"{WITH_SHAPE}: lengths of their samples, mixed,128 or one of them.")
+    str | None, typer.Option(help="Of their samples: mixed,128 or one of them.", rich_help_panel=PANEL)
 ]
 Mixes = Annotated[
-    str | None, typer.Option(help=f"{WITH_SHAPE}: closed loops of these alone; of {', '.join(MIXES)}.")
+    str | None, typer.Option(help=f"Closed loops of these: {','.join(MIXES)}.", rich_help_panel=PANEL)
 ]
-InFlight = Annotated[str | None, typer.Option(help=f"{WITH_SHAPE}: requests in flight of the loops, 1,4,8.")]
-Seconds = Annotated[float, typer.Option(min=0.1, help=f"{WITH_SHAPE}: of each closed loop.")]
+InFlight = Annotated[str | None, typer.Option(help="Requests of a loop: 1,4,8.", rich_help_panel=PANEL)]
+Seconds = Annotated[float, typer.Option(min=0.1, help="Of each closed loop.", rich_help_panel=PANEL)]
 Sustained = Annotated[
-    float, typer.Option(min=0.1, help=f"{WITH_SHAPE}: seconds back to back of each token count.")
+    float, typer.Option(min=0.1, help="Seconds back to back of each token count.", rich_help_panel=PANEL)
 ]
 Classes = Annotated[
-    bool,
-    typer.Option("--classes/--no-classes", help=f"{WITH_SHAPE}: share of time by kernel."),
+    bool, typer.Option("--classes/--no-classes", help="Share of time by kernel.", rich_help_panel=PANEL)
 ]
 Chart = Annotated[
     Path | None,
-    typer.Option(help=f"{WITH_SHAPE} or --from: an SVG of throughput against latency, written here."),
+    typer.Option(
+        help="An SVG of the loops' throughput against latency, of this run or of --from.",
+        rich_help_panel=PANEL,
+    ),
 ]
 Results = Annotated[
     list[Path] | None,
-    typer.Option("--from", help="With --chart: draw what such runs wrote, measure nothing. Repeatable."),
+    typer.Option(
+        "--from", help="Draw what such runs wrote, measure nothing; repeatable.", rich_help_panel=PANEL
+    ),
 ]
