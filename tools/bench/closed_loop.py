@@ -38,7 +38,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class _Batch:
+class Batch:
     """When it was answered, and since when each of its requests had waited."""
 
     answered: float
@@ -66,7 +66,7 @@ def run_closed_loop(
         for _ in range(times):
             waiting.put(requests[next(numbers) % len(requests)])
 
-    def serve() -> list[_Batch]:
+    def serve() -> list[Batch]:
         batches = []
         while time.monotonic() < stop:
             if not (taken := waiting.take()):
@@ -75,7 +75,7 @@ def run_closed_loop(
             pool.executor.submit(pool.run, packed, head).result()
             spared = sum(each.constant + each.request for each in saved)
             since = [arrived for arrived, _ in taken]
-            batches.append(_Batch(time.monotonic(), since, packed.num_tokens, spared))
+            batches.append(Batch(time.monotonic(), since, packed.num_tokens, spared))
             put(len(taken))
         return batches
 
@@ -83,10 +83,10 @@ def run_closed_loop(
     with ThreadPoolExecutor(pool.num_lanes, thread_name_prefix="closed-loop") as threads:
         serving = [threads.submit(serve) for _ in range(pool.num_lanes)]
     batches = [batch for each in serving for batch in each.result()]
-    return _summarise(batches, in_flight, began + WARM_UP * seconds)
+    return summarise(batches, in_flight, began + WARM_UP * seconds)
 
 
-def _summarise(batches: Sequence[_Batch], in_flight: int, warm: float) -> Load:
+def summarise(batches: Sequence[Batch], in_flight: int, warm: float) -> Load:
     """Of the batches that ended after `warm`; the rate from the end of the first of them to the last's, so
     that no batch counts in part."""
     ordered = sorted(batches, key=lambda batch: batch.answered)

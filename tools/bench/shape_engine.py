@@ -11,7 +11,6 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,13 @@ from tools.bench.card_state import CardMonitor
 from tools.bench.load_chart import draw_results, read_result
 from tools.bench.shape_checkpoint import shape_checkpoint
 from tools.bench.shape_run import measure
-from tools.bench.shape_setup import BOUNDS, ShapeSetup, read_names, read_numbers
+from tools.bench.shape_setup import BOUNDS, ShapeSetup, read_lists
 from tools.bench.shapes import SHAPES
 from tools.errors import UserError
 from tools.model_cache import cache_root
 
 Say = Callable[[str], None]
+LISTS = ("tokens", "lengths", "mixes", "in_flight")
 
 
 def bench_shape(setup: ShapeSetup, stage: Say, line: Say) -> dict[str, Any]:
@@ -62,7 +62,8 @@ def main(arguments: list[str]) -> None:
             raise UserError("--from: without --chart there is nothing to do")
         draw_results([read_result(path) for path in results], chart)
         return
-    given = {key: value for key, value in options.items() if value is not None}
+    given = read_lists({key: options.pop(key) for key in LISTS})
+    given |= {key: value for key, value in options.items() if value is not None}
     found = bench_shape(ShapeSetup(**given), say, say)
     say(json.dumps(found))
     if chart is not None:
@@ -75,10 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--precision", choices=("bf16", "fp8"), default="fp8")
     parser.add_argument("--kernels", choices=("fastest", "portable"), default=ShapeSetup.kernels)
     parser.add_argument("--lanes", type=int, default=ShapeSetup.lanes)
-    for key in ("tokens", "in-flight"):
-        parser.add_argument(f"--{key}", type=partial(read_numbers, key), help="1,2,3")
-    for key in ("lengths", "mixes"):
-        parser.add_argument(f"--{key}", type=read_names, help="a,b")
+    for key in LISTS:
+        parser.add_argument(f"--{key.replace('_', '-')}", help="one or more, with commas between")
     parser.add_argument("--seconds", type=float, help="of each closed loop")
     parser.add_argument("--sustained", type=float, help="seconds back to back of each token count")
     parser.add_argument("--no-classes", dest="classes", action="store_false", help="do not record kernels")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from engine.build.spec import Kernels, Precision
 from engine.packed import BatchBounds
@@ -52,14 +53,17 @@ class ShapeSetup:
                     raise UserError(f"--{key} = {number}: must be from 1 to {most}")
 
 
-def read_names(text: str) -> tuple[str, ...]:
-    """ "mean150,mean60"; nothing for an empty text."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def read_numbers(key: str, text: str) -> tuple[int, ...]:
-    """ "1024,4096" as the option `key`; UserError for what is no whole number."""
-    try:
-        return tuple(int(part) for part in read_names(text))
-    except ValueError:
-        raise UserError(f"--{key} = {text!r}: must be whole numbers with commas between") from None
+def read_lists(texts: Mapping[str, str | None]) -> dict[str, Any]:
+    """Lists of a ShapeSetup by field, as on a command line: "1024,4096", or nothing for an empty list. What
+    is None is left out; UserError for what is no whole number."""
+    found: dict[str, Any] = {}
+    for key, text in texts.items():
+        if text is None:
+            continue
+        parts = tuple(part.strip() for part in text.split(",") if part.strip())
+        try:
+            found[key] = parts if key in ("lengths", "mixes") else tuple(map(int, parts))
+        except ValueError:
+            option = key.replace("_", "-")
+            raise UserError(f"--{option} = {text!r}: must be whole numbers with commas between") from None
+    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +18,7 @@ from tools.bench.engine_compare import Setup, compare
 from tools.bench.load_chart import draw_results, read_result
 from tools.bench.prefix_engine import PrefixSetup, bench_prefixes
 from tools.bench.shape_engine import bench_shape
-from tools.bench.shape_setup import ShapeSetup, read_names, read_numbers
+from tools.bench.shape_setup import ShapeSetup, read_lists
 from tools.bench.workload import MAX_TOKENS
 from tools.commands.build import Kernels, Precision
 from tools.commands.demo import BOUNDS
@@ -109,17 +108,9 @@ def engine(
         draw_results([read_result(path) for path in results], chart)
         return
     if shape is not None:
-        given: dict[str, Any] = {
-            key: read(text)
-            for key, text, read in (
-                ("tokens", tokens, partial(read_numbers, "tokens")),
-                ("in_flight", in_flight, partial(read_numbers, "in-flight")),
-                ("lengths", lengths, read_names),
-                ("mixes", mixes, read_names),
-            )
-            if text is not None
-        }
-        given |= {"lanes": lanes, "seconds": seconds, "sustained": sustained, "classes": classes}
+        lists = {"tokens": tokens, "lengths": lengths, "mixes": mixes, "in_flight": in_flight}
+        numbers = {"lanes": lanes, "seconds": seconds, "sustained": sustained, "classes": classes}
+        given: dict[str, Any] = read_lists(lists) | numbers
         _bench_shape(ShapeSetup(shape, precision.value, kernels.value, **given), chart, as_json)
         return
     if device is Device.CUDA and not torch.cuda.is_available():
