@@ -136,7 +136,7 @@ class Artifact:
     def open_lanes(self, lanes: int, threads: int = 1) -> LanePool:
         """`lanes` threads, each with its own runner over the shared weights and `threads` CPU threads."""
         kind = LanePool if self.manifest.plan is None else GraphLanePool
-        return kind(
+        pool = kind(
             self.path / PACKAGE,
             self._weights,
             self.bounds,
@@ -146,6 +146,9 @@ class Artifact:
             threads=threads,
             no_constant=self.no_constant,
         )
+        if _kernel_files(self.manifest):  # the hopper kernels can leave room for another lane
+            pool.share()
+        return pool
 
     @property
     def _architecture(self) -> Architecture:

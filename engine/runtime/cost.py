@@ -7,6 +7,7 @@ Between measured sizes the cost is taken as linear. Immutable; any thread.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.runtime.buckets import Buckets
@@ -33,13 +34,16 @@ class CostModel:
         return fitting[-1] if fitting else 0
 
     def _interpolate(self, tokens: int) -> float:
-        sizes = [size for size, _ in self.points]
-        at = min(max(bisect_left(sizes, tokens), 1), len(sizes) - 1)
-        if len(sizes) == 1:
-            return self.points[0][1]
-        (low, low_ms), (high, high_ms) = self.points[at - 1], self.points[at]
-        share = (tokens - low) / (high - low)
-        return max(low_ms + share * (high_ms - low_ms), 0.0)
+        return max(interpolate(self.points, tokens), 0.0)
+
+
+def interpolate(points: Sequence[tuple[int, float]], x: int) -> float:
+    """Linear between points, ascending in x; outside as between the two nearest."""
+    if len(points) == 1:
+        return points[0][1]
+    at = min(max(bisect_left(points, (x,)), 1), len(points) - 1)
+    (low, low_y), (high, high_y) = points[at - 1], points[at]
+    return low_y + (x - low) / (high - low) * (high_y - low_y)
 
 
 def sizes_to_measure(buckets: Buckets, most: int = 12) -> tuple[int, ...]:

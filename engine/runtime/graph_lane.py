@@ -1,65 +1,34 @@
 """One CUDA lane: a stream, its buffers, and a captured graph for every bucket of the model and of each head.
 
 A graph holds the whole run: pinned host memory -> device, the compiled package, last-token states ->
-`hidden`. A head's graph goes on from there to pinned results. All graphs of a lane share one memory pool,
-since they run one after another. Capturing and launching happen on the lane's own thread; the package's
-Python, if any, runs at capture alone. The tensors that `launch` returns are the lane's own, overwritten by
-its next launch.
+`hidden`. A head's graph goes on from there to pinned results. Some buckets have a second graph limited to a
+share of the multiprocessors, for when other lanes are at work: the same bits, another number of blocks. All
+graphs of a lane share one memory pool, since they run one after another. Capturing and launching happen on
+the lane's own thread; the package's Python, if any, runs at capture alone. The tensors that `launch` returns
+are the lane's own, overwritten by its next launch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from engine.packed import MIN_SAMPLES, NO_PREFIX, PackedBatch
+from engine.ops.hopper.sm_limit import sm_limit
+from engine.packed import MIN_SAMPLES, PackedBatch
+from engine.runtime.bucket_inputs import BucketInputs
 from engine.runtime.buckets import Bucket, Buckets
+from engine.runtime.launches import LaunchMeter
 from engine.runtime.native import Runner
 from engine.runtime.quiet_collector import quiet_collector
 
 Head = Callable[[Tensor], tuple[Tensor, ...]]
+Replay = Callable[[], None]
 CONSTANT_ROWS = 256  # tokens of a constant prefix that a graph has room for
-_ALIGN = 64  # bytes; kernels read 16 at a time
-
-
-@dataclass(frozen=True)
-class BucketInputs:
-    """Views of one memory, host's or device's, as a bucket lays it out."""
-
-    input_ids: Tensor
-    positions: Tensor
-    cu_seqlens: Tensor
-    prefixes: Tensor
-
-    @classmethod
-    def over(cls, memory: Tensor, bucket: Bucket) -> BucketInputs:
-        width, borders = _wide(8 * bucket.tokens), 4 * (bucket.samples + 1)
-        ids, positions = (memory[i * width : i * width + 8 * bucket.tokens] for i in (0, 1))
-        ends = memory[2 * width : 2 * width + borders]
-        start = 2 * width + _wide(borders)
-        before = memory[start : start + 8 * bucket.samples].view(torch.int32).view(bucket.samples, 2)
-        return cls(ids.view(torch.int64), positions.view(torch.int64), ends.view(torch.int32), before)
-
-    @staticmethod
-    def num_bytes(bucket: Bucket) -> int:
-        return 2 * _wide(8 * bucket.tokens) + _wide(4 * (bucket.samples + 1)) + 8 * bucket.samples
-
-    def fill(self, packed: PackedBatch) -> None:
-        """The real segments; the rest of the bucket is token 0 of no segment."""
-        tokens, segments = packed.num_tokens, packed.num_segments
-        for ours, theirs in ((self.input_ids, packed.input_ids), (self.positions, packed.positions)):
-            ours[:tokens].copy_(theirs[:tokens])
-            ours[tokens:].zero_()
-        self.cu_seqlens[: segments + 1].copy_(packed.cu_seqlens[: segments + 1])
-        self.cu_seqlens[segments + 1 :].fill_(tokens)
-        self.prefixes[:, 0].fill_(NO_PREFIX[0])
-        self.prefixes[:, 1].fill_(NO_PREFIX[1])
-        if packed.prefixes is not None:
-            self.prefixes[:segments].copy_(packed.prefixes[:segments])
 
 
 @dataclass(frozen=True)
@@ -81,8 +50,10 @@ class GraphLane:
         no_constant: Tensor | None = None,
         constant_rows: int = CONSTANT_ROWS,
     ) -> None:
-        """`no_constant` as LanePool takes it: graphs read the constant prefix, of at most `constant_rows`
-        tokens, from a buffer of the lane."""
+        """On the lane's thread, whose current stream becomes `stream`. `no_constant` as LanePool takes it:
+        graphs read the constant prefix, of at most `constant_rows` tokens, from a buffer of the lane."""
+        torch.cuda.set_stream(stream)  # once here, so that no launch has to
+        torch.set_grad_enabled(False)
         largest = Bucket(buckets.tokens[-1], buckets.samples[-1])
         self._runner, self.stream, self._buckets = runner, stream, buckets
         self._pool = torch.cuda.graph_pool_handle()
@@ -96,10 +67,14 @@ class GraphLane:
             shape = (layers, both, max(constant_rows, MIN_SAMPLES), *heads)
             self._constant = torch.zeros(shape, dtype=no_constant.dtype, device=device)
         self._held: Tensor | None = None  # what `_constant` is a copy of
-        self._graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, BucketInputs]] = {}
+        self._inputs: dict[Bucket, BucketInputs] = {}
+        self._graphs: dict[Bucket, torch.cuda.CUDAGraph] = {}
+        self._shared: dict[Bucket, torch.cuda.CUDAGraph] = {}  # beside other lanes' work
         self._heads: dict[tuple[Head, int], _HeadGraph] = {}
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.busy = False  # has work; written by the lane's thread alone
         self.eager_heads = 0  # launches whose head had no graph
+        self.meter = LaunchMeter()
 
     def capture(self) -> None:
         """Every bucket's graph, after one run of every token size and of every sample size."""
@@ -111,9 +86,18 @@ class GraphLane:
                 self._run_model(bucket)  # libraries choose and load kernels by size: not allowed in a capture
             self.stream.synchronize()
             for bucket in buckets:
-                with _Capture(self._pool, self.stream) as graph:
-                    self._run_model(bucket)
-                self._graphs[bucket] = (graph, BucketInputs.over(self._host, bucket))
+                self._graphs[bucket] = self._capture_model(bucket)
+                self._inputs[bucket] = BucketInputs.over(self._host, bucket)
+
+    def capture_shared(self, sizes: Iterable[int], max_sms: int) -> None:
+        """A second graph, within `max_sms` multiprocessors, for each bucket of these token sizes; earlier
+        ones of other sizes go."""
+        wanted = [bucket for bucket in self._graphs if bucket.tokens in set(sizes)]
+        self._shared = {bucket: graph for bucket, graph in self._shared.items() if bucket in wanted}
+        with torch.cuda.stream(self.stream), torch.no_grad(), quiet_collector(), sm_limit(max_sms):
+            for bucket in wanted:
+                if bucket not in self._shared:
+                    self._shared[bucket] = self._capture_model(bucket)
 
     def capture_head(self, head: Head) -> None:
         """`head` of every sample size; it may only enqueue work on the device."""
@@ -125,57 +109,43 @@ class GraphLane:
                     _copy_out(head(self._hidden[:samples]), results)
                 self._heads[head, samples] = _HeadGraph(graph, results)
 
-    def launch(self, packed: PackedBatch, head: Head) -> tuple[Tensor, ...]:
-        """Everything of one batch is enqueued; the returned tensors hold its results after `wait`."""
+    def launch(self, packed: PackedBatch, head: Head, shared: bool = False) -> tuple[Tensor, ...]:
+        """Everything of one batch is enqueued; the returned tensors hold its results after `wait`. `shared`:
+        leave multiprocessors to other lanes where the bucket has a graph for it."""
+        began = time.thread_time()
         bucket = self._find(packed)
-        graph, inputs = self._graphs[bucket]
-        inputs.fill(packed)
-        with torch.cuda.stream(self.stream), torch.no_grad():
-            self._hold_constant(packed.constant)
-            graph.replay()
-            known = self._heads.get((head, bucket.samples))
-            if known is not None:
-                known.graph.replay()
-                results = known.results
-            else:
-                self.eager_heads += 1
-                out = head(self._hidden[: packed.num_samples])
-                results = tuple(_pinned_like(x) for x in out)
-                _copy_out(out, results)
-            self._done.record(self.stream)
+        graph = self._choose(bucket, shared)
+        known = self._heads.get((head, bucket.samples))
+        self._inputs[bucket].fill(packed)
+        self._hold_constant(packed.constant)
+        filled = time.thread_time()
+        graph.replay()
+        if known is not None:
+            known.graph.replay()
+        replayed = time.thread_time()
+        results = self._run_eagerly(packed, head) if known is None else known.results
+        self._done.record(self.stream)
+        self.meter.note(time.thread_time() - replayed + filled - began)
         return tuple(x[: packed.num_samples] for x in results)
 
     def wait(self) -> None:
         """Until the last launch's results are there; does not hold the interpreter lock."""
         self._done.synchronize()
 
-    def hold(self, packed: PackedBatch) -> Callable[[], None]:
-        """Fill the buffers; the result replays that batch's graph on the caller's stream. For measuring."""
-        graph, inputs = self._graphs[self._find(packed)]
-        inputs.fill(packed)
+    def hold(self, packed: PackedBatch, shared: bool = False) -> Replay:
+        """Fill the buffers; the result replays that batch's graph, the shared one where it has one and that
+        is asked for, on the caller's stream. For measuring."""
+        bucket = self._find(packed)
+        self._inputs[bucket].fill(packed)
         with torch.cuda.stream(self.stream), torch.no_grad():
             self._hold_constant(packed.constant)
         self.stream.synchronize()
-        replay: Callable[[], None] = graph.replay
+        replay: Replay = self._choose(bucket, shared).replay
         return replay
-
-    def measure_ms(self, packed: PackedBatch, replays: int) -> float:
-        """Mean of back-to-back runs of one batch, without a head; waits for them."""
-        replay = self.hold(packed)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(self.stream):
-            replay()
-            start.record(self.stream)
-            for _ in range(replays):
-                replay()
-            end.record(self.stream)
-        end.synchronize()
-        elapsed: float = start.elapsed_time(end)
-        return elapsed / replays
 
     @property
     def num_graphs(self) -> int:
-        return len(self._graphs) + len(self._heads)
+        return len(self._graphs) + len(self._shared) + len(self._heads)
 
     def _find(self, packed: PackedBatch) -> Bucket:
         """The batch's bucket; tiny token sizes have no graph for many samples, the next larger ones do."""
@@ -184,12 +154,28 @@ class GraphLane:
             return wanted
         return min(x for x in self._graphs if x.tokens >= wanted.tokens and x.samples >= wanted.samples)
 
+    def _choose(self, bucket: Bucket, shared: bool) -> torch.cuda.CUDAGraph:
+        limited = self._shared.get(bucket) if shared else None
+        return self._graphs[bucket] if limited is None else limited
+
     def _hold_constant(self, constant: Tensor | None) -> None:
         """Copied on the device where another pipeline's was there."""
         if constant is not None and constant is not self._held:
             assert self._constant is not None
             self._constant[:, :, : constant.shape[2]].copy_(constant)
             self._held = constant
+
+    def _run_eagerly(self, packed: PackedBatch, head: Head) -> tuple[Tensor, ...]:
+        self.eager_heads += 1
+        out = head(self._hidden[: packed.num_samples])
+        results = tuple(_pinned_like(x) for x in out)
+        _copy_out(out, results)
+        return results
+
+    def _capture_model(self, bucket: Bucket) -> torch.cuda.CUDAGraph:
+        with _Capture(self._pool, self.stream) as graph:
+            self._run_model(bucket)
+        return graph
 
     def _run_model(self, bucket: Bucket) -> None:
         size = BucketInputs.num_bytes(bucket)
@@ -225,8 +211,3 @@ def _pinned_like(x: Tensor) -> Tensor:
 def _copy_out(values: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> None:
     for value, result in zip(values, results, strict=True):
         result.copy_(value.to(result.dtype), non_blocking=True)
-
-
-def _wide(num_bytes: int) -> int:
-    """Up to the alignment."""
-    return -(-num_bytes // _ALIGN) * _ALIGN

@@ -1,43 +1,50 @@
 """LanePool on CUDA: lanes of captured graphs over one copy of the weights.
 
-Everything is opened and captured at load; then nothing is compiled, captured or allocated while serving.
-Launches are made one at a time, by the lane's thread under one lock, so that the driver never sees two
-threads at once; waiting holds neither that lock nor the interpreter's.
+Everything is opened, captured and measured at load; then nothing is compiled, captured or allocated while
+serving. Launches are made one at a time, by the lane's thread under one lock, so that the driver never sees
+two threads at once; waiting holds neither that lock nor the interpreter's. No thread of its own launches for
+all lanes: handing a batch over and its results back would each wait for the interpreter once more, and the
+thread that waits for a lane has nothing else to do.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from engine.ops.hopper.stack import num_sms
 from engine.packed import MIN_SAMPLES, BatchBounds, PackedBatch, pack
 from engine.runtime.buckets import make_buckets
-from engine.runtime.cost import CostModel, sizes_to_measure
+from engine.runtime.cost import CostModel
 from engine.runtime.graph_lane import CONSTANT_ROWS, GraphLane, Head
 from engine.runtime.lanes import LanePool
+from engine.runtime.launches import LaunchReport, report
+from engine.runtime.measuring import measure_cost, measure_sharing
 from engine.runtime.native import Runner
+from engine.runtime.sharing import SharedCost, choose_halves, sizes_to_share
 
 MEASURED_LENGTH = 150  # tokens a sample
-_MEASURE_MS = (
-    80.0  # of replays a size: with a dozen sizes a second in all, which reaches the card's power cap
-)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What loading took: seconds, graphs of all lanes, and device bytes by what they hold."""
+    """What loading took: seconds, graphs of all lanes, and device bytes by what they hold. shared_tokens:
+    token sizes that have half-chip graphs, chosen from what `sharing` measured."""
 
     seconds: float
     graphs: int
     weights_bytes: int
     lane_bytes: tuple[int, ...]  # pools, buffers and graphs, lane by lane
+    shared_tokens: tuple[int, ...] = ()
+    sharing: tuple[SharedCost, ...] = ()
 
 
 class GraphLanePool(LanePool):
@@ -60,14 +67,24 @@ class GraphLanePool(LanePool):
         self._lanes: list[GraphLane] = []
         self._lane_bytes: list[int] = []
         self._launching, self._seconds = Lock(), 0.0
+        self._buckets = make_buckets(bounds)
+        self._sharing: tuple[SharedCost, ...] = ()
+        self._shared_tokens: tuple[int, ...] = ()
         super().__init__(
             package, weights, bounds, vocab_size=vocab_size, device=device, lanes=lanes, threads=threads,
             no_constant=no_constant,
         )  # fmt: skip
+        self._cost = self._load(self.measure_cost)
+
+    def share(self) -> None:
+        """Lanes that work at once take half of the multiprocessors each, in the small buckets where that
+        measured faster. Only for a package whose kernels heed sm_limit."""
+        if self.num_lanes > 1:
+            self._load(self._share)
 
     def prepare(self, head: Head) -> None:
         """Capture `head` on every lane. Call while no lane has work."""
-        self.on_every_lane(lambda: self._alone(self._mine.graphs.capture_head, head))
+        self.on_every_lane(lambda: self._alone(lambda lane: lane.capture_head(head)))
 
     @property
     def most_segments(self) -> int:
@@ -78,35 +95,54 @@ class GraphLanePool(LanePool):
         return min(super().most_constant, CONSTANT_ROWS)
 
     @property
+    def cost(self) -> CostModel:
+        return self._cost
+
+    @property
     def fallbacks(self) -> int:
         """Launches since load that were not wholly captured."""
         return sum(lane.eager_heads for lane in self._lanes)
 
     @property
     def load_report(self) -> LoadReport:
-        weights = sum(x.numel() * x.element_size() for x in self._weights.values())
         return LoadReport(
-            self._seconds, sum(lane.num_graphs for lane in self._lanes), weights, tuple(self._lane_bytes)
+            self._seconds,
+            sum(lane.num_graphs for lane in self._lanes),
+            sum(x.numel() * x.element_size() for x in self._weights.values()),
+            tuple(self._lane_bytes),
+            self._shared_tokens,
+            self._sharing,
         )
 
-    def measure_cost(self) -> CostModel:
-        """Sustained milliseconds by bucket on one lane, the others idle; about a second."""
-        return self.executor.submit(self._measure).result()
+    @property
+    def launch_report(self) -> LaunchReport:
+        """How long launches since load held the interpreter: processor time of Python's part."""
+        return report(lane.meter for lane in self._lanes)
 
-    def hold(self, packed: PackedBatch) -> Callable[[], None]:
+    def measure_cost(self) -> CostModel:
+        """Sustained milliseconds by bucket on one lane, the others idle; about a second. Was done at load:
+        `cost`."""
+        return self._measure(lambda: measure_cost(self._lanes[0], self._buckets, self._sample_batch))
+
+    def hold(self, packed: PackedBatch, shared: bool = False) -> Callable[[], None]:
         """Fill this lane's buffers with one batch; what it returns enqueues its graph on the caller's current
-        stream, for timing while nothing else runs."""
+        stream, for timing while nothing else runs. `shared`: as serving does beside another lane."""
         lane: GraphLane = self._mine.graphs
-        return lane.hold(packed)
+        return lane.hold(packed, shared)
 
     def run(self, packed: PackedBatch, head: Head) -> tuple[Tensor, ...]:
         lane: GraphLane | None = getattr(self._mine, "graphs", None)
         if lane is None:
             raise RuntimeError("not a lane's thread: submit the work to LanePool.executor")
         self.check(packed)
-        with self._launching:
-            results = lane.launch(packed, head)
-        lane.wait()
+        lane.busy = True
+        try:
+            with self._launching:
+                crowded = any(other.busy for other in self._lanes if other is not lane)
+                results = lane.launch(packed, head, shared=crowded)
+            lane.wait()
+        finally:
+            lane.busy = False
         return tuple(x.clone() for x in results)
 
     def open_runner(self) -> Runner:
@@ -122,12 +158,7 @@ class GraphLanePool(LanePool):
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         hidden_size = self._weights["norm.weight"].shape[0]
         lane = GraphLane(
-            self.open_runner(),
-            stream,
-            make_buckets(self._bounds),
-            hidden_size,
-            self._no_constant,
-            self.most_constant,
+            self.open_runner(), stream, self._buckets, hidden_size, self._no_constant, self.most_constant
         )
         lane.capture()
         self._mine.graphs = lane
@@ -135,21 +166,52 @@ class GraphLanePool(LanePool):
         self._seconds += time.monotonic() - started
         self._lane_bytes.append(free - torch.cuda.mem_get_info(self._device)[0])
 
-    def _measure(self) -> CostModel:
-        lane: GraphLane = self._mine.graphs
-        buckets = make_buckets(self._bounds)
-        length = min(MEASURED_LENGTH, self._bounds.tokens_per_sample)
-        points = []
-        with self._launching:
-            for tokens in sizes_to_measure(buckets):
-                count = min(max(1, -(-tokens // length)), self._bounds.samples)
-                ids = torch.randint(0, self._vocab_size, (min(tokens, count * length),))
-                packed = pack([chunk.tolist() for chunk in ids.chunk(count)])
-                replays = max(3, round(_MEASURE_MS / lane.measure_ms(packed, 1)))
-                points.append((tokens, lane.measure_ms(packed, replays)))
-        return CostModel(buckets, tuple(points))
+    def _share(self) -> None:
+        """Measure sharing with graphs of a few sizes; then capture, on every lane, those that gain."""
+        half = num_sms(self._device) // 4 * 2  # of the multiprocessors, in whole clusters
+        self._capture_shared(sizes_to_share(self._buckets), half)
+        pair = (self._lanes[0], self._lanes[1])
+        self._sharing = self._measure(lambda: measure_sharing(pair, self._buckets, self._sample_batch))
+        self._shared_tokens = choose_halves(self._buckets, self._sharing)
+        self._capture_shared(self._shared_tokens, half)
 
-    def _alone(self, capture: Callable[[Head], None], head: Head) -> None:
-        device: AbstractContextManager[None] = torch.cuda.device(self._device)
-        with self._launching, device:
-            capture(head)
+    def _capture_shared(self, sizes: tuple[int, ...], max_sms: int) -> None:
+        def capture(lane: GraphLane) -> None:
+            free = torch.cuda.mem_get_info(self._device)[0]
+            lane.capture_shared(sizes, max_sms)
+            place = self._lanes.index(lane)
+            self._lane_bytes[place] += free - torch.cuda.mem_get_info(self._device)[0]
+
+        self.on_every_lane(lambda: self._alone(capture))
+
+    def _load(self, work: Callable[[], T]) -> T:
+        """A part of loading: its time counts, its failure ends the lanes."""
+        started = time.monotonic()
+        try:
+            result = work()
+        except BaseException:
+            self.close()
+            raise
+        self._seconds += time.monotonic() - started
+        return result
+
+    def _measure(self, work: Callable[[], T]) -> T:
+        """On a lane's thread, while no lane launches; the caller sees to it that none runs."""
+
+        def alone() -> T:
+            with self._launching, torch.cuda.device(self._device):
+                return work()
+
+        return self.executor.submit(alone).result()
+
+    def _sample_batch(self, tokens: int) -> PackedBatch:
+        """Random samples that fill a bucket of that size, of MEASURED_LENGTH where the bounds allow it."""
+        length = min(MEASURED_LENGTH, self._bounds.tokens_per_sample)
+        count = min(max(1, -(-tokens // length)), self._bounds.samples)
+        ids = torch.randint(0, self._vocab_size, (min(tokens, count * length),))
+        return pack([chunk.tolist() for chunk in ids.chunk(count)])
+
+    def _alone(self, work: Callable[[GraphLane], None]) -> None:
+        """On a lane's thread, while no other lane launches or captures."""
+        with self._launching, torch.cuda.device(self._device):
+            work(self._mine.graphs)

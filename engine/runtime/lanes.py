@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.packed import MIN_SAMPLES, NO_PREFIX, BatchBounds, PackedBatch, pack
+from engine.runtime.cost import CostModel
 from engine.runtime.native import Runner, open_runner
 
 Head = Callable[[Tensor], tuple[Tensor, ...]]
@@ -72,6 +73,16 @@ class LanePool:
     @property
     def takes_prefixes(self) -> bool:
         return self._no_constant is not None
+
+    @property
+    def cost(self) -> CostModel | None:
+        """What batches take, where that was measured at load."""
+        return None
+
+    @property
+    def fallbacks(self) -> int:
+        """Launches since load that were not wholly captured; a pool without graphs has none to miss."""
+        return 0
 
     @property
     def most_segments(self) -> int:
@@ -140,6 +151,10 @@ class LanePool:
     def prepare(self, head: Head) -> None:
         """Tell a pool which heads will come, before work does: one that captures graphs makes them now."""
 
+    def share(self) -> None:
+        """Tell a pool that its package can leave a part of the device to other lanes, before work comes: one
+        that captures graphs measures where that helps."""
+
     def close(self) -> None:
         """Finish what was submitted, then free the runners; idempotent."""
         self.executor.shutdown(wait=True)
@@ -171,7 +186,8 @@ class LanePool:
             raise ValueError(f"segments = {packed.num_segments}: a batch may have {self.most_segments}")
         if packed.prefixes is not None and not self.takes_prefixes:
             raise ValueError("prefixes: this artifact's package takes none")
-        low, high = (int(x) for x in packed.input_ids.aminmax())
+        ids = packed.input_ids.numpy()  # of torch, every operation would let others have the interpreter
+        low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= self._vocab_size:
             raise ValueError(
                 f"token id {low if low < 0 else high}: not in the vocabulary of {self._vocab_size}"

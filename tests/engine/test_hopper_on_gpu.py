@@ -21,9 +21,10 @@ from engine.build import BuildSpec, build_artifact
 from engine.models.checkpoint import load_checkpoint
 from engine.models.decoder import PackedDecoder
 from engine.packed import BatchBounds, PackedBatch, pack
+from engine.runtime.bucket_inputs import BucketInputs
 from engine.runtime.buckets import Bucket, make_buckets
-from engine.runtime.graph_lane import BucketInputs
 from engine.runtime.graph_lanes import GraphLanePool
+from engine.runtime.sharing import small_sizes
 from hopper_models import KINDS, QUERIES, answer_queries, save_tiny
 
 pytestmark = pytest.mark.gpu
@@ -34,6 +35,7 @@ PRECISIONS = ("bf16", "fp8")
 HIDDEN_TOLERANCE = {"bf16": 0.05, "fp8": 0.3}  # relative, against float32; the oracles keep half of it
 PROBABILITY_TOLERANCE = {"bf16": 0.03, "fp8": 0.2}
 WAIT_S = 120
+HALF = 66  # multiprocessors
 VOCABULARY = 200_000  # so that the weights are large beside what lanes compute in
 
 
@@ -65,8 +67,13 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def pool(built: Built) -> Iterator[GraphLanePool]:
+    """Four lanes that have half-chip graphs of all small buckets, whether or not they measured faster."""
     pool = built.artifact.open_lanes(4)
     assert isinstance(pool, GraphLanePool)
+    chosen = pool.load_report
+    assert len(chosen.sharing) == 6
+    assert all(min(each.alone_ms, each.together_ms, each.halved_ms) > 0 for each in chosen.sharing)
+    pool._capture_shared(small_sizes(pool.cost.buckets), HALF)
     yield pool
     pool.close()
 
@@ -227,8 +234,41 @@ def test_a_prepared_head_never_falls_back(built: Built, pool: GraphLanePool) -> 
     assert pool.fallbacks == before
 
 
+def launch_shared(pool: GraphLanePool, packed: PackedBatch) -> Tensor:
+    """On half of the chip, though no other lane is at work."""
+
+    def launch() -> Tensor:
+        lane = pool._mine.graphs
+        assert lane._find(packed) in lane._shared
+        (hidden,) = lane.launch(packed, lambda hidden: (hidden,), shared=True)
+        lane.wait()
+        return hidden.clone()
+
+    return pool.executor.submit(launch).result(WAIT_S)
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, (1,), (512,) * 4, (512, 512, 300), (1,) * 64, (33,) * 20])
+def test_half_of_the_chip_gives_the_same_bits(
+    built: Built, pool: GraphLanePool, lengths: tuple[int, ...]
+) -> None:
+    packed = pack(draw(built, 7, lengths))
+    want = forward(pool, packed)
+    for _ in range(2 * pool.num_lanes):
+        assert torch.equal(launch_shared(pool, packed), want)
+
+
+def test_launches_hold_the_interpreter_for_a_moment(built: Built, pool: GraphLanePool) -> None:
+    """The mean and the most are what the bench reports."""
+    for seed in range(20):
+        forward(pool, pack(draw(built, seed)))
+    report = pool.launch_report
+    assert report.launches >= 20
+    assert 0 < report.python_mean_ms <= report.python_max_ms
+
+
 def run_mixed(built: Built, pool: GraphLanePool, seconds: float) -> int:
-    """Random sizes on all lanes at once; each result has the bits that the batch has alone."""
+    """Random sizes on all lanes at once, on half of the chip too; each result has the bits that the batch has
+    alone."""
     generator = torch.Generator().manual_seed(5)
     batches = []
     for seed in range(24):

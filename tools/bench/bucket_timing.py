@@ -64,7 +64,7 @@ class BucketTimer:
         return row
 
     def _hold(self, packed: PackedBatch, lanes: int) -> Sequence[Replay]:
-        return hold_on_lanes(self._pool, packed)[:lanes]
+        return hold_on_lanes(self._pool, packed, shared=lanes > 1)[:lanes]
 
     def _row(
         self, tokens: int, lengths: str, drawn: Sequence[int], lanes: int, timing: Timing
@@ -84,14 +84,15 @@ class BucketTimer:
         }  # fmt: skip
 
 
-def hold_on_lanes(pool: GraphLanePool, packed: PackedBatch) -> list[Replay]:
-    """The batch in every lane's buffers, and what replays each."""
+def hold_on_lanes(pool: GraphLanePool, packed: PackedBatch, shared: bool = False) -> list[Replay]:
+    """The batch in every lane's buffers, and what replays each; `shared`: on the part of the chip that lanes
+    at work together take."""
     replays: list[Replay] = []
     one_at_a_time = Lock()
 
     def hold() -> None:
         with one_at_a_time:
-            replays.append(pool.hold(packed))
+            replays.append(pool.hold(packed, shared))
 
     pool.on_every_lane(hold)
     return replays

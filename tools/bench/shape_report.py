@@ -54,7 +54,25 @@ def ceiling_line(ceilings: Mapping[str, float]) -> str:
 
 def load_line(load: Mapping[str, Any]) -> str:
     lanes = ", ".join(f"{each / 1e9:.2f}" for each in load["lane_bytes"])
-    return (
+    told = (
         f"load: {load['seconds']:.1f} s, {load['graphs']} graphs, weights "
         f"{load['weights_bytes'] / 1e9:.2f} GB shared by all lanes, lane by lane {lanes} GB"
+    )
+    if not load["sharing"]:
+        return told
+    gains = ", ".join(
+        f"{each['tokens']}: {each['alone_ms']:.3f}/{each['together_ms']:.3f}/{each['halved_ms']:.3f}"
+        for each in load["sharing"]
+    )
+    sizes = load["shared_tokens"]
+    chosen = f"{len(sizes)} sizes, {sizes[0]} to {sizes[-1]} tokens" if sizes else "none"
+    return (
+        f"{told}; lanes at once, ms a batch alone/together/on half the chip each: {gains}; chosen: {chosen}"
+    )
+
+
+def launch_line(launch: Mapping[str, Any]) -> str:
+    return (
+        f"launches: {launch['launches']}, Python's part of one mean {launch['python_mean_ms']:.3f} ms, "
+        f"most {launch['python_max_ms']:.3f} ms (processor time)"
     )

@@ -17,7 +17,7 @@ from tools.bench.card import Card
 from tools.bench.mix_loops import best_line, best_under, run_mixes
 from tools.bench.mixes import draw_mixes
 from tools.bench.provenance import command_line, provenance
-from tools.bench.shape_report import ceiling_line, load_line, physics, physics_lines
+from tools.bench.shape_report import ceiling_line, launch_line, load_line, physics, physics_lines
 from tools.bench.shape_setup import ShapeSetup
 from tools.bench.shapes import narrow_matrices
 
@@ -57,6 +57,8 @@ def measure(
     result["cost"] = pool.measure_cost().points
     result["fallbacks"] = pool.fallbacks - unprepared
     line(f"fallbacks to launches without a graph: {result['fallbacks']}")
+    result["launch"] = dataclasses.asdict(pool.launch_report)
+    line(launch_line(result["launch"]))
     result["kernel_shares"] = record_kernels(setup, timer, stage, line)
     return result
 

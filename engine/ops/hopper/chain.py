@@ -151,7 +151,7 @@ def chain(  # noqa: PLR0913, PLR0917 - an exported graph passes tensors and numb
         (ctypes.c_int * PHASES)(*(w.shape[0] for w in weights)),
         (ctypes.c_int * PHASES)(*(w.shape[1] for w in weights)),
         m,
-        tiles.chain_width(m, hidden, max_sms),
+        tiles.chain_width(m, hidden),
         head_dim,
         max_sms,
         1,

@@ -50,7 +50,7 @@ def gate_up(
     if n % 128:
         raise ValueError(f"w has {n} rows: wanted twice a multiple of 64")
     h = a.new_empty((m, n // 2), dtype=output)
-    tile = tiles.choose_width(m, n, k * a.element_size(), tiles.gate_up_widths(), max_sms)
+    tile = tiles.choose_width(m, n, k * a.element_size(), tiles.gate_up_widths())
     codes = ELEMENT_CODES[a.dtype], ELEMENT_CODES[output]
     gemm = GemmCall(pointer(a), pointer(w), m, n, k, tile, *codes, max_sms, 1, current_stream(a))
     epilogue = GateUpParams(pointer(partials), pointer(h), pointer(scales), 1 / k, eps)

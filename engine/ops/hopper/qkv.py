@@ -68,7 +68,7 @@ def qkv(  # noqa: PLR0913, PLR0917 - an exported graph passes tensors and number
     check("sines", sines, (-1, head_dim // 2), torch.bfloat16)
     check("positions", positions, (m,), torch.int64)
     out = a.new_empty((m, n), dtype=torch.bfloat16)
-    tile = tiles.choose_width(m, n, k * a.element_size(), tiles.qkv_widths(head_dim), max_sms)
+    tile = tiles.choose_width(m, n, k * a.element_size(), tiles.qkv_widths(head_dim))
     gemm = GemmCall(
         pointer(a), pointer(w), m, n, k, tile, ELEMENT_CODES[a.dtype], 0, max_sms, 1, current_stream(a)
     )

@@ -32,11 +32,11 @@ from engine.ops.hopper.quantise import quantise
 Outputs = tuple[Tensor, Tensor, Tensor]
 
 
-def _tile(rows: int, width: int, depth_bytes: int, max_sms: int) -> int:
+def _tile(rows: int, width: int, depth_bytes: int) -> int:
     widths = tiles.residual_widths(width)
     if not widths or width % 32:
         raise ValueError(f"w has {width} rows: wanted a multiple of 32, up to {tiles.PARTIALS * 256}")
-    return tiles.choose_width(rows, width, depth_bytes, widths, max_sms)
+    return tiles.choose_width(rows, width, depth_bytes, widths)
 
 
 @torch.library.custom_op("boundgen::hopper_residual", mutates_args=(), device_types="cuda")
@@ -55,7 +55,7 @@ def residual(
     check("scales", scales, (2,), torch.float32)
     check("x", x, (m, n), torch.bfloat16)
     y, x8, partials = _new(x, operand)
-    tile = _tile(m, n, k * a.element_size(), max_sms)
+    tile = _tile(m, n, k * a.element_size())
     code = ELEMENT_CODES[a.dtype]
     gemm = GemmCall(pointer(a), pointer(w), m, n, k, tile, code, 0, max_sms, 1, current_stream(a))
     epilogue = ResidualParams(pointer(x), pointer(y), pointer(x8), pointer(partials), pointer(scales))
@@ -83,7 +83,7 @@ def residual_reference(
     n = w.shape[0]
     logical = inverse(residual_rows(n)).to(w.device)
     y = x.float() + (a.float() @ w.float().T)[:, logical] * scales[0]
-    tile = _tile(a.shape[0], n, a.shape[1] * a.element_size(), max_sms)
+    tile = _tile(a.shape[0], n, a.shape[1] * a.element_size())
     slots = [y[:, start : start + tile].square().sum(-1) for start in range(0, n, tile)]
     slots += [torch.zeros_like(slots[0])] * (tiles.PARTIALS - math.ceil(n / tile))
     x8 = x.new_empty(0) if operand == torch.bfloat16 else quantise(y * scales[1], operand)

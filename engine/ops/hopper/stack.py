@@ -5,7 +5,8 @@
 One op a run keeps the order of launches that the kernels rely on, with nothing of a compiler's between them:
 work list, cleared counters, rows, then attention and chain a layer (why: plan.py, csrc/chain.cuh). All is
 allocated inside, through torch, so that a capture takes it from its own pool; nothing is waited for. Python
-runs when a graph is captured, never at a replay. On a CPU the same calls run the oracles.
+runs when a graph is captured, never at a replay; how many multiprocessors to take it asks sm_limit. On a CPU
+the same calls run the oracles.
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from engine.ops.hopper.chain import scratch
 from engine.ops.hopper.layer import Batch, run_layers
 from engine.ops.hopper.plan import plan
 from engine.ops.hopper.rows import embed, rows
+from engine.ops.hopper.sm_limit import current_limit
 from engine.ops.hopper.supports import LayerShape
 from engine.ops.hopper.weights import LayerWeights
 
@@ -54,7 +56,8 @@ def stack(  # noqa: PLR0913, PLR0917 - an exported graph passes tensors and numb
         hidden=down.shape[0], intermediate=down.shape[1], num_q=num_q, num_kv=num_kv, head_dim=head_dim,
         bias=has_bias, head_norm=head_norm, eps=eps,
     )  # fmt: skip
-    blocks = BLOCKS_PER_SM * _num_sms(source.device)
+    max_sms = current_limit()
+    blocks = BLOCKS_PER_SM * (max_sms or num_sms(source.device))
     items, offsets = plan(library, cu_seqlens, positions, num_q, num_kv, blocks)
     work = scratch(library, positions, len(layers) - 1) if len(layers) > 1 else None
     operand = layers[0].qkv.dtype
@@ -62,7 +65,7 @@ def stack(  # noqa: PLR0913, PLR0917 - an exported graph passes tensors and numb
         stream = (source, *rows(library, source, scales, operand))
     else:
         stream = embed(library, ids, source, scales, operand)
-    batch = Batch(positions, items, offsets, cosines, sines, work)
+    batch = Batch(positions, items, offsets, cosines, sines, work, max_sms)
     return run_layers(library, shape, layers, stream, batch, last=last)[0]
 
 
@@ -111,7 +114,8 @@ def unflatten(weights: Sequence[Tensor], has_bias: bool) -> list[LayerWeights]:
     ]
 
 
-def _num_sms(device: torch.device) -> int:
+def num_sms(device: torch.device) -> int:
+    """Multiprocessors of a device; on a CPU those of the card that the kernels are for."""
     if device.type != "cuda":
         return tiles.NUM_SMS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

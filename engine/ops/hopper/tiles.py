@@ -1,8 +1,8 @@
 """Which tile width a fused GEMM takes, and how its tiles are dealt to blocks (the Python mirror of gemm.cuh's
 loop).
 
-Contract: pure arithmetic on sizes; the same on every machine, so that a bucket always runs the same kernels
-(equal bits).
+Contract: pure arithmetic on sizes; the same on every machine and for any share of its multiprocessors, so
+that a bucket always runs the same kernels (equal bits: a row's partial sums depend on its tiles' width).
 """
 
 import math
@@ -25,11 +25,11 @@ def num_tiles(rows: int, width: int, tile: int) -> int:
     return math.ceil(rows / (ROWS * CLUSTER)) * math.ceil(width / tile)
 
 
-def choose_width(rows: int, width: int, depth_bytes: int, widths: Sequence[int], max_sms: int = 0) -> int:
+def choose_width(rows: int, width: int, depth_bytes: int, widths: Sequence[int]) -> int:
     """The tile width of least estimated time; ties go to the wider. rows: tokens; width: outputs;
     depth_bytes: bytes of a row of a.
     """
-    clusters = (max_sms or NUM_SMS) // CLUSTER
+    clusters = NUM_SMS // CLUSTER
     stages = math.ceil(depth_bytes / STAGE_BYTES)
 
     def cost(tile: int) -> tuple[int, int]:
@@ -39,11 +39,11 @@ def choose_width(rows: int, width: int, depth_bytes: int, widths: Sequence[int],
     return min(widths, key=cost)
 
 
-def chain_width(rows: int, width: int, max_sms: int = 0) -> int:
+def chain_width(rows: int, width: int) -> int:
     """The width of o's and down's tiles in a chain, where a phase need not end on a full wave: least work
     among the widths that give most clusters a tile, else the narrowest.
     """
-    clusters = (max_sms or NUM_SMS) // CLUSTER
+    clusters = NUM_SMS // CLUSTER
     enough = [
         tile for tile in residual_widths(width) if num_tiles(rows, width, tile) >= CHAIN_FILL * clusters
     ]

@@ -25,8 +25,9 @@ from engine.build.hopper_library import compile_kernels
 from engine.errors import ArtifactError
 from engine.manifest import sealed
 from engine.models.plan import NO_PREFIXES, HopperKernels
-from engine.ops.hopper import compiler, library
-from engine.packed import BatchBounds
+from engine.ops.hopper import compiler, library, stack, tiles
+from engine.ops.hopper.sm_limit import sm_limit
+from engine.packed import BatchBounds, pack
 from engine.runtime.lanes import LanePool
 from hopper_models import QUERIES, answer_queries, save_tiny
 
@@ -118,6 +119,28 @@ def test_a_pipeline_answers_as_transformers_does(built: Built, sample: Any) -> N
             scores = model(ids).logits[0, -1, labels].softmax(-1)
         for row in rows[3 * index : 3 * index + 3]:
             assert row["scores"]["yes"] == pytest.approx(float(scores[0]), abs=TOLERANCE[built.precision])
+
+
+@pytest.mark.usefixtures("cpu_lanes")
+def test_a_compiled_package_keeps_to_the_limit_of_its_thread(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a capture relies on: the package calls the op on the thread that runs it."""
+    blocks: list[int] = []
+    plan = stack.plan
+    monkeypatch.setattr(stack, "plan", lambda *given: (blocks.append(given[-1]), plan(*given))[1])
+    pool = Artifact.open(built.artifact).open_lanes(1)
+    packed = pack([[1, 2, 3], [4]])
+
+    def limited() -> torch.Tensor:
+        with sm_limit(66):
+            return pool.forward(packed)
+
+    blocks.clear()
+    whole, half = (pool.executor.submit(run).result(60) for run in (lambda: pool.forward(packed), limited))
+    pool.close()
+    assert blocks == [stack.BLOCKS_PER_SM * tiles.NUM_SMS, stack.BLOCKS_PER_SM * 66]
+    assert torch.equal(whole, half)
 
 
 def test_kernels_that_are_gone_or_others_are_refused(built: Built, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from engine.packed import BatchBounds, Segment, pack, pack_segments
+from engine.runtime.bucket_inputs import BucketInputs
 from engine.runtime.buckets import Bucket, make_buckets
-from engine.runtime.graph_lane import BucketInputs
 
 
 @pytest.mark.parametrize("capacity", [4096, 8192])
