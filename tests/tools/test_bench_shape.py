@@ -19,6 +19,8 @@ from engine.models.checkpoint import load_checkpoint
 from engine.packed import PackedBatch
 from engine.runtime.graph_lanes import LoadReport
 from engine.runtime.lanes import LanePool
+from engine.runtime.launches import LaunchReport
+from engine.runtime.sharing import SharedCost
 from tools.artifact_cache import Wanted, cache_key
 from tools.bench import shape_engine
 from tools.bench.card import Replay, Timing
@@ -105,7 +107,10 @@ def test_an_artifact_of_other_kernels_is_another(tmp_path: Path, monkeypatch: py
 class ActedPool:
     """A CPU pool with what a pool of graphs has beside: its graphs are plain runs."""
 
-    load_report = LoadReport(1.5, 12, 2_000_000_000, (500_000_000, 600_000_000))
+    load_report = LoadReport(
+        1.5, 12, 2_000_000_000, (500_000_000, 600_000_000), (64, 96), (SharedCost(64, 0.4, 0.4, 0.3),)
+    )
+    launch_report = LaunchReport(7, 0.03, 0.2)
     fallbacks = 0
 
     def __init__(self, pool: LanePool) -> None:
@@ -114,7 +119,7 @@ class ActedPool:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
 
-    def hold(self, packed: PackedBatch) -> Replay:
+    def hold(self, packed: PackedBatch, shared: bool = False) -> Replay:
         def replay() -> None:
             self._pool.executor.submit(self._pool.forward, packed).result()
 
