@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from engine.packed import pack
 from engine.prefixes import SHARE_ALL, Prefixes
+from tools.bench import provenance
 from tools.bench.mix_loops import best_line, best_under
 from tools.bench.mixes import CONSTANT, MIXES, SHARED, draw_mixes, equal_lengths, fill_lengths
 from tools.bench.peaks import Peaks, peaks_of
@@ -100,3 +104,18 @@ def test_the_best_loop_of_a_mix() -> None:
         "a: most requests/s at mean < 20 ms: 300 (4 in flight, mean 19.9 ms, p99 39.8 ms)"
     )
     assert best_line("b", None) == "b: no loop had a mean < 20 ms"
+
+
+def test_where_a_result_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = tmp_path / "version"
+    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 10:11:16\n")
+    monkeypatch.setattr(provenance, "DRIVER", version)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+    found = provenance.provenance("cuda")
+    assert (found["machine"], found["driver"]) == ("NVIDIA H200", "580.95.05")
+    monkeypatch.setattr(provenance, "DRIVER", tmp_path / "none")
+    monkeypatch.setattr(sys, "argv", ["/x/shape_engine.py", "--mixes", "a b"])
+    found = provenance.provenance("cuda:0")
+    assert found["driver"] is None
+    assert "driver" not in provenance.provenance("cpu")
+    assert provenance.command_line() == "shape_engine.py --mixes 'a b'"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -13,11 +14,13 @@ from pathlib import Path
 import torch
 
 GIT_SECONDS = 10
+DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def provenance(device: str) -> dict[str, object]:
     """Plain values that go into the JSON line beside the results."""
     return {
+        **(_cuda() if device.startswith("cuda") else {}),
         "machine": machine(device),
         "load_average": round(os.getloadavg()[0], 2),  # of the last minute, itself included
         "python": platform.python_version(),
@@ -49,6 +52,19 @@ def commit() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+
+def _cuda() -> dict[str, object]:
+    return {"cuda": torch.version.cuda, "driver": _driver(), "triton": _version("triton")}
+
+
+def _driver() -> str | None:
+    """The kernel module's version, as 580.95.05."""
+    try:
+        found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", DRIVER.read_text())
+    except OSError:
+        return None
+    return found[0] if found else None
 
 
 def _version(name: str) -> str | None:
