@@ -16,7 +16,9 @@ import torch
 
 from engine.artifact import Artifact
 from engine.models.checkpoint import load_checkpoint
-from engine.packed import PackedBatch
+from engine.packed import BatchBounds, PackedBatch
+from engine.runtime.buckets import make_buckets
+from engine.runtime.cost import CostModel
 from engine.runtime.graph_lanes import LoadReport
 from engine.runtime.lanes import LanePool
 from engine.runtime.launches import LaunchReport
@@ -108,10 +110,11 @@ class ActedPool:
     """A CPU pool with what a pool of graphs has beside: its graphs are plain runs."""
 
     load_report = LoadReport(
-        1.5, 12, 2_000_000_000, (500_000_000, 600_000_000), (64, 96), (SharedCost(64, 0.4, 0.4, 0.3),)
+        1.5, 12, 2_000_000_000, (500_000_000, 600_000_000), (64, 256), (SharedCost(64, 0.4, 0.4, 0.3),)
     )
     launch_report = LaunchReport(7, 0.03, 0.2)
     fallbacks = 0
+    cost = CostModel(make_buckets(BatchBounds(16, 64, 64)), ((64, 1.0),))
 
     def __init__(self, pool: LanePool) -> None:
         self._pool = pool
@@ -124,9 +127,6 @@ class ActedPool:
             self._pool.executor.submit(self._pool.forward, packed).result()
 
         return replay
-
-    def measure_cost(self) -> Any:
-        return type("Cost", (), {"points": ((64, 1.0),)})
 
 
 class ActedCard:
@@ -192,6 +192,7 @@ def test_the_report_acted_out(acted: Any) -> None:
     assert two["tokens_per_s"] == pytest.approx(2 * 256e3 / two["sustained_ms"])
     assert one["mfu_bf16"] == pytest.approx(one["tflops"] / 2)
     assert one["mfu_weighted"] == pytest.approx(one["floor_ms"] / one["sustained_ms"])
+    assert (one["halved"], two["halved"]) == (False, True)
     assert (one["sm_mhz"], one["watts"]) == (1700, None)
     assert [row["mix"] for row in found["loops"][::2]] == list(setup.mixes)
     saved = {row["mix"]: row["saved_share"] for row in found["loops"]}
@@ -202,10 +203,12 @@ def test_the_report_acted_out(acted: Any) -> None:
     assert set(found["best"]) == set(setup.mixes)
     assert found["kernel_shares"][0]["shares"]["gemm"] == 0.75
     assert found["commit"]
+    assert found["cost"] == [[64, 1.0]]
     for start in ("kernels: ", "physics: 27 samples, 4050 tokens", "floor: ",
                   "ceilings, sustained: copy 4.00",
                   "load: 1.5 s, 12 graphs, weights 2.00 GB shared by all lanes, lane by lane 0.50, 0.60 GB",
-                  "T=256 mixed: burst ", "T=256 128: two lanes, sustained", "mean60, 2 in flight: ",
+                  "T=256 mixed: burst ", "T=256 128: two lanes, half the chip each, sustained",
+                  "mean60, 2 in flight: ",
                   "T=256 128: kernels gemm 75%, attention 25%"):  # fmt: skip
         assert any(line.startswith(start) for line in lines), start
 

@@ -47,7 +47,8 @@ class BucketTimer:
         return self._row(tokens, lengths, drawn, 1, self._card.time(replay, self._seconds))
 
     def time_two(self, tokens: int, lengths: str) -> dict[str, Any]:
-        """Two lanes at once, `tokens` each; milliseconds are those of both, rates their sum."""
+        """Two lanes at once, `tokens` each, as they serve: on half the chip where that has a graph.
+        Milliseconds are those of both, rates their sum."""
         packed, drawn = draw_batch(self._a, tokens, lengths)
         timing = self._card.time_together(self._hold(packed, 2), self._seconds)
         return self._row(tokens, lengths, drawn, 2, timing)
@@ -73,6 +74,7 @@ class BucketTimer:
         ideal = None if peaks is None else ideal_s(work, self._narrow, peaks)
         return {
             "tokens": tokens, "lengths": lengths, "lanes": lanes, "samples": len(drawn),
+            "halved": lanes > 1 and tokens in self._pool.load_report.shared_tokens,
             "burst_ms": timing.burst_ms, "sustained_ms": timing.sustained_ms,
             "tokens_per_s": tokens / seconds, "samples_per_s": len(drawn) / seconds,
             "tflops_burst": None if timing.burst_ms is None else work.flops / timing.burst_ms / 1e9,
@@ -101,6 +103,7 @@ def hold_on_lanes(pool: GraphLanePool, packed: PackedBatch, shared: bool = False
 def bucket_line(row: Mapping[str, Any]) -> str:
     """Of one row of BucketTimer."""
     lanes = "two lanes, " if row["lanes"] == 2 else ""
+    lanes += "half the chip each, " if row["halved"] else ""
     burst = "" if row["burst_ms"] is None else f"burst {row['burst_ms']:.3f} ms {row['tflops_burst']:.0f}, "
     mfu = "" if row["mfu_bf16"] is None else f", mfu_bf16 {row['mfu_bf16']:.3f}"
     mfu += "" if row["mfu_weighted"] is None else f", mfu_weighted {row['mfu_weighted']:.3f}"

@@ -53,8 +53,7 @@ def measure(
     result["best"] = best_under(result["loops"])
     for mix, best in result["best"].items():
         line(best_line(mix, best))
-    stage("measuring the cost model")
-    result["cost"] = pool.measure_cost().points
+    result["cost"] = pool.cost.points
     result["fallbacks"] = pool.fallbacks - unprepared
     line(f"fallbacks to launches without a graph: {result['fallbacks']}")
     result["launch"] = dataclasses.asdict(pool.launch_report)
