@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # compute-sanitizer over the Hopper kernels' own tests, a few shapes of each kernel: memcheck, then racecheck.
 # Needs a GPU of compute capability 9.0 and compute-sanitizer: on PATH, SANITIZER=FILE, or from
-# `pip install nvidia-cuda-sanitizer-api` (13.2 or later: earlier wheels lack a part of it).
-# BOUNDGEN_HOPPER_LIBRARY saves compiling the kernels. Half a minute a tool; ends non-zero at any finding.
+# `pip install nvidia-cuda-sanitizer-api` (13.4 is whole; 13.0 and 13.1 lack its launcher).
+# BOUNDGEN_HOPPER_LIBRARY saves compiling the kernels. Meant to take less than a minute a tool; ends non-zero at
+# any finding.
 #   tools/bench/sanitize.sh [memcheck] [racecheck] [initcheck] [synccheck]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
