@@ -35,7 +35,7 @@ class HopperLayer(nn.Module):
         for name, shape in shapes.items():
             self.register_buffer(name, torch.empty(shape, dtype=elements[name]))
             self.register_buffer(_scales(name), torch.empty(2))
-        self.register_buffer("attention_scales", torch.empty(2))
+        self.register_buffer("attention_scales", torch.empty(a.num_heads))
         self.register_buffer("head_weight", torch.empty(2, a.head_dim))
         self.register_buffer("bias", torch.empty(shapes["qkv"][0]) if a.qkv_bias else None)
         self.register_buffer(INPUT_SCALES, torch.empty(2))

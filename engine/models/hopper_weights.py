@@ -50,7 +50,7 @@ def _prepare(
     a: Architecture,
     layer: LayerPlan,
     index: int,
-    factors: tuple[Factors, float],
+    factors: tuple[Factors, float | None],
 ) -> dict[str, Tensor]:
     def get(name: str) -> Tensor:
         return weights[f"layers.{index}.{name}"].float()

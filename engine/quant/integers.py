@@ -1,6 +1,6 @@
 """int8 values, their rounding and their exact products: what a kernel with s32 accumulators computes.
 
-    q = clamp(round(x / scale), -127, 127)      (round half to even, as cvt.rni)
+    q = clamp(round(x / scale), -128, 127)      (round half to even, as cvt.rni; cvt.pack.sat)
     y[t, n] = sum over blocks b of  a_scale[t, b] * w_scale[n] * (integer sum over the block's columns)
 
 Sums inside a block are integers and exact in any order, so a kernel must have them bit for bit; scales are
@@ -18,7 +18,7 @@ MIN_SCALE = 1e-12  # a row of zeros keeps a scale that divides
 
 def round_int8(x: Tensor, scale: Tensor) -> Tensor:
     """int8 of x / scale, saturating; scale broadcasts. The reciprocal is taken first, as kernels do."""
-    return (x * (1.0 / scale)).round().clamp(-LARGEST, LARGEST).to(torch.int8)
+    return (x * (1.0 / scale)).round().clamp(-LARGEST - 1, LARGEST).to(torch.int8)
 
 
 def multiply(values: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def multiply(values: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor
     if blocks == 1:
         return _integer_product(values, weight).float() * scale * weight_scale
     width = values.shape[1] // blocks
-    total = torch.zeros(values.shape[0], weight.shape[0])
+    total = torch.zeros(values.shape[0], weight.shape[0], device=values.device)
     for block in range(blocks):
         columns = slice(block * width, (block + 1) * width)
         sums = _integer_product(values[:, columns].contiguous(), weight[:, columns].contiguous())

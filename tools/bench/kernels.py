@@ -32,8 +32,9 @@ from engine.ops.hopper.supports import MATRICES
 from tools.bench.prefill_chain import Chain
 from tools.bench.synthetic import MODELS, mixed_lengths, useful_flops
 
-PEAK = {"e4m3": 1979e12, "bf16": 989e12}  # dense, datasheet
-ELEMENTS = {"e4m3": torch.float8_e4m3fn, "bf16": torch.bfloat16}
+PEAK = {"e4m3": 1979e12, "int8": 1979e12, "bf16": 989e12}  # dense, datasheet
+ELEMENTS = {"e4m3": torch.float8_e4m3fn, "int8": torch.int8, "bf16": torch.bfloat16}
+NAMES = {element: name for name, element in ELEMENTS.items()}
 REPEATS = 20  # launches in a timing graph
 
 
@@ -100,7 +101,7 @@ def bench_kernels(chain: Chain, tokens: int) -> dict[str, float]:
     heads = (shape.num_q, shape.num_kv)
     blocks = 2 * torch.cuda.get_device_properties(0).multi_processor_count
     ids, positions, cu_seqlens = chain.batch([128] * (tokens // 128))
-    x, x8, sums = embed(library, ids, chain.table, chain.first_scales, chain.precision["qkv"])
+    x, x8, sums, row_scales = embed(library, ids, chain.table, chain.first_scales, chain.precision["qkv"])
     items, offsets = plan(library, cu_seqlens, positions, *heads, blocks)
     operand = x8 if x8.numel() else x
     eps = shape.eps if shape.head_norm else -1.0
@@ -109,11 +110,20 @@ def bench_kernels(chain: Chain, tokens: int) -> dict[str, float]:
 
     def run_qkv() -> Any:
         head = (w.qkv_scales, w.head_weight, w.bias)
-        return qkv(library, operand, sums, w.qkv, *head, *rope, *heads, shape.eps, eps)
+        return qkv(library, operand, sums, w.qkv, *head, *rope, *heads, shape.eps, eps, 0, row_scales)
 
     fused = run_qkv()
     a = attention(library, fused, items, offsets, w.attention_scales, *heads, w.o.dtype)
-    h = gate_up(library, operand, sums, w.gate_up, w.gate_up_scales, shape.eps, w.down.dtype)
+
+    def run_gate_up() -> tuple[torch.Tensor, torch.Tensor]:
+        scales, output = w.gate_up_scales, w.down.dtype
+        made: tuple[torch.Tensor, torch.Tensor] = gate_up(
+            library, operand, sums, w.gate_up, scales, shape.eps, output, 0, row_scales
+        )
+        return made
+
+    h, of_columns = run_gate_up()
+    of_h = of_columns if h.dtype == torch.int8 else None
     mixed = chain.batch(mixed_lengths(tokens))[2]
     mixed_items, mixed_offsets = plan(library, mixed, positions, *heads, blocks)
     steps: dict[str, Callable[[], object]] = {
@@ -124,11 +134,9 @@ def bench_kernels(chain: Chain, tokens: int) -> dict[str, float]:
         "attention_mixed": lambda: attention(
             library, fused, mixed_items, mixed_offsets, w.attention_scales, *heads, w.o.dtype
         ),
-        "o": lambda: residual(library, a, w.o, w.o_scales, x, w.gate_up.dtype),
-        "gate_up": lambda: gate_up(
-            library, operand, sums, w.gate_up, w.gate_up_scales, shape.eps, w.down.dtype
-        ),
-        "down": lambda: residual(library, h, w.down, w.down_scales, x, w.qkv.dtype),
+        "o": lambda: residual(library, a, w.o, w.o_scales, x, w.gate_up.dtype, 0, None, sums, shape.eps),
+        "gate_up": run_gate_up,
+        "down": lambda: residual(library, h, w.down, w.down_scales, x, w.qkv.dtype, 0, of_h, sums, shape.eps),
         "plan_mixed": lambda: plan(library, mixed, positions, *heads, blocks),
         "embed": lambda: embed(library, ids, chain.table, chain.first_scales, chain.precision["qkv"]),
     }
@@ -154,7 +162,7 @@ def bench_chain(
     burst = burst_ms(captured.graph)
     sustained, state = sustained_ms([captured.graph], seconds)
     tera = {"burst": flops / burst / 1e9, "sustained": flops / sustained / 1e9}
-    name = "bf16" if chain.precision["qkv"] == torch.bfloat16 else "e4m3"
+    name = NAMES[chain.precision["qkv"]]
     share = tera["sustained"] * 1e12 / PEAK[name]
     say(
         f"T={tokens:5} {kind:5} {name} {'chained' if chained else 'apart  '}: burst {burst:7.3f} ms "
@@ -198,7 +206,10 @@ def main() -> None:
         "--steps", nargs="+", default=["kernels", "chain", "lanes"], choices=["kernels", "chain", "lanes"]
     )
     parser.add_argument("--model", default="qwen3-0.6b", choices=sorted(MODELS))
-    parser.add_argument("--precision", default="e4m3", choices=sorted(ELEMENTS))
+    parser.add_argument(
+        "--precision", nargs="+", default=["e4m3"], choices=sorted(ELEMENTS),
+        help="several are measured in turn, on the same card in the same minutes",
+    )  # fmt: skip
     parser.add_argument("--tokens", nargs="+", type=int, default=[1024, 2048, 4096, 8192])
     parser.add_argument(
         "--kinds", nargs="+", default=["128", "mixed"], choices=["128", "mixed"], help="sample lengths"
@@ -209,24 +220,30 @@ def main() -> None:
     )
     options = parser.parse_args()
     path = options.library or build_library(Path("build/hopper"))[0]
-    chain = Chain(MODELS[options.model], dict.fromkeys(MATRICES, ELEMENTS[options.precision]), load(path))
+    library, model = load(path), MODELS[options.model]
+    chains = {
+        name: Chain(model, dict.fromkeys(MATRICES, ELEMENTS[name]), library) for name in options.precision
+    }
+    measured: dict[str, dict[str, object]] = {
+        name: {"error": check_chain(chain)} for name, chain in chains.items()
+    }
+    for tokens, (name, chain) in product(options.tokens, chains.items()):
+        found = measured[name]
+        if "kernels" in options.steps:
+            found[f"kernels_us_{tokens}"] = bench_kernels(chain, tokens)
+        if "chain" in options.steps:
+            for kind, chained in product(options.kinds, (True, False)):
+                label = f"chain_{tokens}_{kind}_{'chained' if chained else 'apart'}"
+                found[label] = bench_chain(chain, tokens, kind, chained, options.seconds)
+        if "lanes" in options.steps and tokens <= 2048:
+            found[f"lanes_{tokens}"] = bench_lanes(chain, tokens, options.seconds)
     result: dict[str, object] = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "library": path.stem,
         "model": options.model,
-        "precision": options.precision,
-        "error": check_chain(chain),
+        **measured,
     }
-    for tokens in options.tokens:
-        if "kernels" in options.steps:
-            result[f"kernels_us_{tokens}"] = bench_kernels(chain, tokens)
-        if "chain" in options.steps:
-            for kind, chained in product(options.kinds, (True, False)):
-                name = f"chain_{tokens}_{kind}_{'chained' if chained else 'apart'}"
-                result[name] = bench_chain(chain, tokens, kind, chained, options.seconds)
-        if "lanes" in options.steps and tokens <= 2048:
-            result[f"lanes_{tokens}"] = bench_lanes(chain, tokens, options.seconds)
     say(json.dumps(result))
 
 

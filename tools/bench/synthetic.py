@@ -8,13 +8,17 @@ whole-layer tests and calibrates the static activation factors.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.ops.hopper.quantise import LARGEST
 from engine.ops.hopper.supports import LayerShape
 from engine.ops.hopper.weights import Factors, LayerSource, factor
+
+GROWTH = 1.5  # of a row in one step, at most
 
 
 @dataclass(frozen=True)
@@ -70,14 +74,24 @@ def rope_tables(head_dim: int, base: float, num: int, device: str = "cpu") -> tu
 
 @dataclass(frozen=True)
 class Trace:
-    """A plain layer's result [T, H] and the largest activation before each product."""
+    """A plain layer's result [T, H], the largest activation before each product; for int8, that of a row over
+    its root mean square, and of each head of the attention's output.
+    """
 
     y: Tensor
     largest: dict[str, float]
+    peaks: dict[str, float]
+    heads: Tensor
 
     def factors(self, precision: dict[str, torch.dtype]) -> Factors:
-        """Static factors of this calibration."""
-        return Factors(**{name: factor(value, precision[name]) for name, value in self.largest.items()})
+        """Static factors of this calibration; int8 leaves room for a row to grow in one step."""
+        chosen: dict[str, Any] = {name: factor(v, precision[name]) for name, v in self.largest.items()}
+        for name, element in precision.items():
+            if element == torch.int8:
+                chosen[name] = LARGEST[element] / (GROWTH * self.peaks[name]) if name in self.peaks else 1.0
+        if precision["o"] == torch.int8:
+            chosen["o"] = LARGEST[torch.int8] / self.heads
+        return Factors(**chosen)
 
 
 def _norm(x: Tensor, weight: Tensor | float, eps: float) -> Tensor:
@@ -114,7 +128,10 @@ def plain_layer(
     gate, up = (_norm(middle, source.post_norm, shape.eps) @ source.gate_up.T).chunk(2, 1)
     h = F.silu(gate) * up
     points = {"qkv": x, "o": a, "gate_up": middle, "down": h}
-    return Trace(middle + h @ source.down.T, {name: t.abs().max().item() for name, t in points.items()})
+    largest = {name: t.abs().max().item() for name, t in points.items()}
+    peaks = {name: _norm(points[name], 1.0, shape.eps).abs().max().item() for name in ("qkv", "gate_up")}
+    heads = a.view(tokens, shape.num_q, d).abs().amax((0, 2)).clamp_min(1e-6)
+    return Trace(middle + h @ source.down.T, largest, peaks, heads)
 
 
 def mixed_lengths(tokens: int, mean: int = 150, longest: int = 500, seed: int = 0) -> list[int]:

@@ -1,7 +1,7 @@
 """Causal attention over packed samples, short sequences, grouped kv heads.
 
     s = q k^T (base-2 logits: q carries log2(e) / sqrt(head_dim)), keys after the query's token masked
-    out = softmax_2(s) v * scales[0]                     bf16, or e4m3
+    out = softmax_2(s) v * scales[q head]                bf16, e4m3 or int8
 
 Probabilities are rounded to bf16 before the second product, as in every flash attention. A head's outputs are
 stored in the order layout.attention_columns (o's columns follow). A sample sees only its own rows; rows
@@ -35,8 +35,8 @@ def attention(
     num_kv: int,
     output: torch.dtype,
 ) -> Tensor:
-    """qkv bf16[T, (num_q + 2 num_kv) D], work list of hopper_plan, scales float32[1+] -> [T, num_q D] of type
-    `output`.
+    """qkv bf16[T, (num_q + 2 num_kv) D], work list of hopper_plan, scales float32[num_q] -> [T, num_q D] of
+    type `output`.
     """
     check_element("output", output)
     tokens, head_dim = qkv.shape[0], qkv.shape[1] // (num_q + 2 * num_kv)
@@ -47,7 +47,7 @@ def attention(
     check("qkv", qkv, (-1, (num_q + 2 * num_kv) * head_dim), torch.bfloat16)
     check("items", items, (-1, 4), torch.int32)
     check("offsets", offsets, (-1,), torch.int32)
-    check("scales", scales, (-1,), torch.float32)
+    check("scales", scales, (num_q,), torch.float32)
     out = qkv.new_empty((tokens, num_q * head_dim), dtype=output)
     tensors = map(pointer, (qkv, items, offsets, out, scales))
     sizes = (tokens, num_q, num_kv, head_dim, ELEMENT_CODES[output], offsets.shape[0] - 1, 1)
@@ -95,5 +95,5 @@ def attention_reference(
         s = s.masked_fill(torch.ones(length, length, device=s.device).triu(1).bool(), -1e30)
         p = torch.exp2(s - s.amax(-1, keepdim=True))
         out[rows] = ((p.bfloat16().float() @ values) / p.sum(-1, keepdim=True)).transpose(0, 1)
-    stored = out.reshape(tokens, -1)[:, attention_columns(num_q, head_dim).to(qkv.device)] * scales[0]
-    return quantise(stored, output)
+    scaled = (out * scales[:, None]).reshape(tokens, -1)
+    return quantise(scaled[:, attention_columns(num_q, head_dim).to(qkv.device)], output)

@@ -5,9 +5,9 @@ gaps between them.
     qkv(z8 or z, p2)
 
 A tile waits for its own rows of the product before it. Any number of these may run at once: tiles are dealt
-by tickets (the argument is in csrc/chain.cuh). All four matrices must share one element type; otherwise the
-ops are launched one by one. `scratch` is consumed: row `index` must be zero, as hopper_scratch leaves it once
-a forward pass, and serves one launch.
+by tickets (the argument is in csrc/chain.cuh). All four matrices must share one element type, and in int8 the
+scales of rows must be predicted; otherwise the ops are launched one by one. `scratch` is consumed: row
+`index` must be zero, as hopper_scratch leaves it once a forward pass, and serves one launch.
 """
 
 import ctypes
@@ -30,11 +30,12 @@ from engine.ops.hopper.library import (
     current_stream,
     pointer,
 )
+from engine.ops.hopper.products import BLOCK_COLUMNS, check_scales, has_factor
 from engine.ops.hopper.qkv import qkv_reference
 from engine.ops.hopper.residual import residual_reference
 
 PHASES = 4
-Pair = tuple[Tensor, Tensor]
+Outputs = tuple[Tensor, Tensor, Tensor]
 
 
 def _row_blocks(rows: int) -> int:
@@ -91,9 +92,10 @@ def chain(  # noqa: PLR0913, PLR0917 - an exported graph passes tensors and numb
     eps: float,
     head_eps: float,
     max_sms: int = 0,
-) -> Pair:
-    """a [T, num_q D], x bf16[T, H], the matrices and scales of the four ops, work int32 of hopper_scratch ->
-    (z bf16[T, H], qkv bf16[T, N]).
+    before: Tensor | None = None,
+) -> Outputs:
+    """a [T, num_q D], x bf16[T, H], the matrices and scales of the four ops, work int32 of hopper_scratch,
+    before: partials of x, in int8 -> (z bf16[T, H], qkv bf16[T, N], partials of z).
     """
     check_element("a", a.dtype)
     element, (m, attended), hidden = a.dtype, a.shape, x.shape[1]
@@ -109,13 +111,15 @@ def chain(  # noqa: PLR0913, PLR0917 - an exported graph passes tensors and numb
     }
     for (name, shape), w in zip(matrices.items(), (o, gate_up, down, qkv), strict=True):
         check(name, w, shape, element)
-    for name, scales in (
-        ("o_scales", o_scales),
-        ("gate_up_scales", gate_up_scales),
-        ("down_scales", down_scales),
-        ("qkv_scales", qkv_scales),
-    ):
-        check(name, scales, (2,), torch.float32)
+    for scales, w in ((o_scales, o), (gate_up_scales, gate_up), (down_scales, down), (qkv_scales, qkv)):
+        check_scales(scales, w)
+        if not has_factor(scales, w):
+            raise ValueError(f"scales has {scales.shape[0]} values: a chain wants a factor in each")
+    narrow, blocks = element != torch.bfloat16, element == torch.int8
+    if blocks:
+        if before is None:
+            raise ValueError("before is None, wanted the sums of x, for int8")
+        check("before", before, (m, tiles.PARTIALS), torch.float32)
     check("head_weight", head_weight, (2, head_dim), torch.float32)
     if bias is not None:
         check("bias", bias, (width,), torch.float32)
@@ -124,9 +128,9 @@ def chain(  # noqa: PLR0913, PLR0917 - an exported graph passes tensors and numb
     check("positions", positions, (m,), torch.int64)
     check("work", work, (-1, 1 + (PHASES - 1) * _row_blocks(m)), torch.int32)
     if (
-        not tiles.residual_widths(hidden)
+        not (tiles.block_widths if blocks else tiles.residual_widths)(hidden)
         or hidden % 32
-        or intermediate % 64
+        or intermediate % (BLOCK_COLUMNS if blocks else 64)
         or head_dim not in (64, 128)
         or num_q % num_kv
     ):
@@ -135,33 +139,34 @@ def chain(  # noqa: PLR0913, PLR0917 - an exported graph passes tensors and numb
             "see supports.unsupported"
         )
     middle, z, fused = torch.empty_like(x), torch.empty_like(x), x.new_empty((m, width))
-    middle8, z8 = (
-        x.new_empty(x.shape if element != torch.bfloat16 else (0,), dtype=element) for _ in range(2)
-    )
+    middle8, z8 = (x.new_empty(x.shape if narrow else (0,), dtype=element) for _ in range(2))
+    middle_rows, z_rows = (x.new_empty(m if blocks else 0, dtype=torch.float32) for _ in range(2))
+    h_blocks = x.new_empty((intermediate // BLOCK_COLUMNS, m) if blocks else (0,), dtype=torch.float32)
     h, sums, z_sums = (
         x.new_empty((m, intermediate), dtype=element),
         *(x.new_empty((m, tiles.PARTIALS), dtype=torch.float32) for _ in range(2)),
     )
     operands = (a, middle8 if middle8.numel() else middle, h, z8 if z8.numel() else z)
     weights = (o, gate_up, down, qkv)
-    rope = (cosines, sines, positions)
+    rope, norm = (cosines, sines, positions), (1 / hidden, eps, m)
     arguments = ChainCall(
         (ctypes.c_void_p * PHASES)(*map(pointer, operands)),
         (ctypes.c_void_p * PHASES)(*map(pointer, weights)),
         (ctypes.c_int * PHASES)(*(w.shape[0] for w in weights)),
         (ctypes.c_int * PHASES)(*(w.shape[1] for w in weights)),
         m,
-        tiles.chain_width(m, hidden),
+        width_o := tiles.chain_width(m, hidden),
+        tiles.block_widths(hidden)[0] if blocks else width_o,
         head_dim,
         max_sms,
         1,
         work.data_ptr() + 4 * work.shape[1] * index,
         current_stream(a),
-        ResidualParams(*map(pointer, (x, middle, middle8, sums, o_scales))),
-        GateUpParams(pointer(sums), pointer(h), pointer(gate_up_scales), 1 / hidden, eps),
-        ResidualParams(*map(pointer, (middle, z, z8, z_sums, down_scales))),
+        ResidualParams(*map(pointer, (x, middle, middle8, sums, o_scales, before, middle_rows, None)), *norm),
+        GateUpParams(*map(pointer, (sums, h, gate_up_scales, middle_rows, h_blocks)), *norm),
+        ResidualParams(*map(pointer, (middle, z, z8, z_sums, down_scales, sums, z_rows, h_blocks)), *norm),
         QkvParams(
-            *map(pointer, (z_sums, fused, qkv_scales, head_weight, bias, *rope)),
+            *map(pointer, (z_sums, fused, qkv_scales, head_weight, bias, *rope, z_rows)),
             1 / hidden,
             eps,
             head_eps,
@@ -171,7 +176,7 @@ def chain(  # noqa: PLR0913, PLR0917 - an exported graph passes tensors and numb
         ),
     )
     call(library, f"chain_{ELEMENT_NAMES[element]}", arguments)
-    return z, fused
+    return z, fused, z_sums
 
 
 @chain.register_fake
@@ -199,8 +204,10 @@ def _(  # noqa: PLR0913, PLR0917
     eps: float,
     head_eps: float,
     max_sms: int = 0,
-) -> Pair:
-    return torch.empty_like(x), x.new_empty((x.shape[0], qkv.shape[0]))
+    before: Tensor | None = None,
+) -> Outputs:
+    sums = x.new_empty((x.shape[0], tiles.PARTIALS), dtype=torch.float32)
+    return torch.empty_like(x), x.new_empty((x.shape[0], qkv.shape[0])), sums
 
 
 @chain.register_kernel("cpu")
@@ -228,14 +235,25 @@ def chain_reference(  # noqa: PLR0913, PLR0917
     eps: float,
     head_eps: float,
     max_sms: int = 0,
-) -> Pair:
+    before: Tensor | None = None,
+) -> Outputs:
     """The oracle: the four oracles in a row."""
     element = a.dtype
-    middle, middle8, sums = residual_reference(library, a, o, o_scales, x, element)
+    middle, middle8, sums, steps = residual_reference(
+        library, a, o, o_scales, x, element, before=before, eps=eps
+    )
     operand = middle8 if middle8.numel() else middle
-    h = gate_up_reference(library, operand, sums, gate_up, gate_up_scales, eps, element)
-    z, z8, z_sums = residual_reference(library, h, down, down_scales, middle, element)
+    h, blocks = gate_up_reference(
+        library, operand, sums, gate_up, gate_up_scales, eps, element, row_scales=steps
+    )
+    z, z8, z_sums, steps = residual_reference(
+        library, h, down, down_scales, middle, element,
+        block_scales=blocks if element == torch.int8 else None, before=sums, eps=eps,
+    )  # fmt: skip
     rope = (cosines, sines, positions)
     operand = z8 if z8.numel() else z
     heads = (num_q, num_kv, eps, head_eps)
-    return z, qkv_reference(library, operand, z_sums, qkv, qkv_scales, head_weight, bias, *rope, *heads)
+    fused = qkv_reference(
+        library, operand, z_sums, qkv, qkv_scales, head_weight, bias, *rope, *heads, row_scales=steps
+    )
+    return z, fused, z_sums

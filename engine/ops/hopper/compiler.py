@@ -23,7 +23,7 @@ from engine.ops.hopper.library import file_name
 from engine.ops.hopper.wgmma import wgmma_header
 
 SOURCES = Path(__file__).parent / "csrc"
-ELEMENTS = ("E4m3", "Bf16")
+ELEMENTS = ("E4m3", "Bf16", "Int8")
 ARCH = (
     "-gencode=arch=compute_90a,code=sm_90a",
 )  # the shorthand -arch=sm_90a makes some nvcc releases add a plain sm_90 pass

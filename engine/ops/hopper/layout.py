@@ -30,6 +30,22 @@ def gate_up_rows(intermediate: int) -> Tensor:
     return 64 * block + 16 * q + j + e * intermediate
 
 
+def hadamard_rows(intermediate: int) -> Tensor:
+    """gate over up where results go through a Hadamard transform (intermediate % 128 == 0): gate and up of
+    columns 32 q .. 32 q + 31 of every 128.
+    """
+    block, r = torch.arange(2 * intermediate) // 256, torch.arange(2 * intermediate) % 256
+    half, j, q, e = r // 128, r % 128 // 8, r % 8 // 2, r % 2
+    return 128 * block + 32 * q + 16 * half + j + e * intermediate
+
+
+def hadamard_columns(intermediate: int) -> Tensor:
+    """Order in which those results are stored, and so of down's columns: 16 values of a thread at once."""
+    block, r = torch.arange(intermediate) // 128, torch.arange(intermediate) % 128
+    half, q, j = r // 64, r % 64 // 16, r % 16
+    return 128 * block + 32 * q + 16 * half + j
+
+
 def qkv_rows(num_heads: int, head_dim: int) -> Tensor:
     """q, k, v heads (head_dim 64 or 128): columns c (e = 0) and c + head_dim / 2 (e = 1) of a head, c = 8 q
     .. 8 q + 7 of every 32.

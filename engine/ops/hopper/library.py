@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-ELEMENT_CODES = {torch.float8_e4m3fn: 0, torch.bfloat16: 1}  # numbers.cuh: kCode
-ELEMENT_NAMES = {torch.float8_e4m3fn: "E4m3", torch.bfloat16: "Bf16"}
+ELEMENT_CODES = {torch.float8_e4m3fn: 0, torch.bfloat16: 1, torch.int8: 2}  # numbers.cuh: kCode
+ELEMENT_NAMES = {torch.float8_e4m3fn: "E4m3", torch.bfloat16: "Bf16", torch.int8: "Int8"}
 _ERRORS = {
     9000: "the library holds no kernel of this shape",
     9001: "the driver has no cuTensorMapEncodeTiled",
@@ -38,22 +38,24 @@ class GemmCall(_Call):
 
 
 class ResidualParams(_Call):
-    """epilogue_residual.cuh: Residual::Params."""
+    """epilogue_residual.cuh: ResidualParams."""
 
-    _fields_ = _fields("p:x p:x_out p:x8 p:partials p:scales")
+    _fields_ = _fields(
+        "p:x p:x_out p:x8 p:partials p:scales p:before p:row_scales p:block_scales f:inv_width f:eps i:rows"
+    )
 
 
 class GateUpParams(_Call):
-    """epilogue_gate_up.cuh: GateUp::Params."""
+    """epilogue_gate_up.cuh: GateUpParams."""
 
-    _fields_ = _fields("p:partials p:h p:scales f:inv_width f:eps")
+    _fields_ = _fields("p:partials p:h p:scales p:row_scales p:block_scales f:inv_width f:eps i:rows")
 
 
 class QkvParams(_Call):
-    """epilogue_qkv.cuh: Qkv::Params."""
+    """epilogue_qkv.cuh: QkvParams."""
 
     _fields_ = _fields(
-        "p:partials p:out p:scales p:head_weight p:bias p:cosines p:sines p:positions "
+        "p:partials p:out p:scales p:head_weight p:bias p:cosines p:sines p:positions p:row_scales "
         "f:inv_width f:eps f:head_eps i:num_q i:num_kv i:head_norm"
     )
 
@@ -68,6 +70,7 @@ class ChainCall(ctypes.Structure):
         ("k", ctypes.c_int * 4),
         ("m", ctypes.c_int),
         ("tile", ctypes.c_int),
+        ("down_tile", ctypes.c_int),
         ("head_dim", ctypes.c_int),
         ("max_sms", ctypes.c_int),
         ("dependent", ctypes.c_int),
@@ -106,7 +109,9 @@ class ClearCall(_Call):
 class RowsCall(_Call):
     """batch.cu: RowsCall."""
 
-    _fields_ = _fields("p:source p:ids p:x p:x8 p:partials p:scales i:rows i:width p:stream")
+    _fields_ = _fields(
+        "p:source p:ids p:x p:x8 p:partials p:scales p:row_scales i:rows i:width i:output p:stream"
+    )
 
 
 def file_name(digest: str) -> str:

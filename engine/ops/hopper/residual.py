@@ -1,12 +1,14 @@
 """Output projections (o, down) with the residual addition in the epilogue.
 
-    y        = x + (a @ w.T) * scales[0]                 float32 accumulation, y kept as bf16 x8       =
-    e4m3(y * scales[1])                       of the unrounded y; empty where the next product is in bf16
+    y        = x + product(a, w)                         float32, kept as bf16; see products.py
+    x8       = e4m3(y * factor)                          of the unrounded y; empty where bf16 reads it
+               or int8(y * f), f = factor / rms(x)       the row's length before the addition stands for
+    row_scales = 1 / f                                   the one after it (int8 alone)
     partials = sums of y^2 by tile of columns            float32 [T, 8], unused slots zero; their sum is
     RMSNorm's
 
-`w` is stored with layout.residual_rows (o: columns in layout.attention_columns too). Kernel:
-csrc/epilogue_residual.cuh.
+`w` is stored with layout.residual_rows (o: columns in layout.attention_columns too; down in int8:
+layout.hadamard_columns). Kernel: csrc/epilogue_residual.cuh.
 """
 
 import math
@@ -27,64 +29,119 @@ from engine.ops.hopper.library import (
     current_stream,
     pointer,
 )
+from engine.ops.hopper.products import BLOCK_COLUMNS, check_scales, has_factor, product
 from engine.ops.hopper.quantise import quantise
 
-Outputs = tuple[Tensor, Tensor, Tensor]
+Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def _tile(rows: int, width: int, depth_bytes: int) -> int:
-    widths = tiles.residual_widths(width)
+def _tile(rows: int, width: int, depth_bytes: int, blocks: bool) -> int:
+    widths = tiles.block_widths(width) if blocks else tiles.residual_widths(width)
     if not widths or width % 32:
-        raise ValueError(f"w has {width} rows: wanted a multiple of 32, up to {tiles.PARTIALS * 256}")
+        most = tiles.PARTIALS * (192 if blocks else 256)
+        raise ValueError(f"w has {width} rows: wanted a multiple of 32, up to {most}")
     return tiles.choose_width(rows, width, depth_bytes, widths)
 
 
 @torch.library.custom_op("boundgen::hopper_residual", mutates_args=(), device_types="cuda")
-def residual(
-    library: str, a: Tensor, w: Tensor, scales: Tensor, x: Tensor, operand: torch.dtype, max_sms: int = 0
+def residual(  # noqa: PLR0913, PLR0917 - an exported graph passes tensors and numbers, not objects
+    library: str,
+    a: Tensor,
+    w: Tensor,
+    scales: Tensor,
+    x: Tensor,
+    operand: torch.dtype,
+    max_sms: int = 0,
+    block_scales: Tensor | None = None,
+    before: Tensor | None = None,
+    eps: float = 0.0,
 ) -> Outputs:
-    """a [T, K] and w [H, K] of one element type, scales float32[2], x bf16[T, H] -> y bf16[T, H], x8,
-    partials.
+    """a [T, K] and w [H, K] of one element type, scales float32[groups + 1], x bf16[T, H] -> y bf16[T, H],
+    x8, partials, row_scales float32[T] (or empty).
 
-    operand: element type of the product that reads x8. max_sms: multiprocessors to use, 0 all.
+    operand: element type of the product that reads x8. max_sms: multiprocessors to use, 0 all. block_scales
+    float32[K / 128, T]: of a in int8, without it the scale of a is in w's. before: partials of x, and eps:
+    RMSNorm's, for operand int8.
     """
     check_element("a", a.dtype)
     (m, k), n = a.shape, w.shape[0]
     check("a", a, (-1, -1), a.dtype)
     check("w", w, (-1, k), a.dtype)
-    check("scales", scales, (2,), torch.float32)
+    check_scales(scales, w)
     check("x", x, (m, n), torch.bfloat16)
-    y, x8, partials = _new(x, operand)
-    tile = _tile(m, n, k * a.element_size())
-    code = ELEMENT_CODES[a.dtype]
-    gemm = GemmCall(pointer(a), pointer(w), m, n, k, tile, code, 0, max_sms, 1, current_stream(a))
-    epilogue = ResidualParams(pointer(x), pointer(y), pointer(x8), pointer(partials), pointer(scales))
-    call(library, f"residual_{ELEMENT_NAMES[a.dtype]}", gemm, epilogue)
-    return y, x8, partials
+    if operand not in (torch.bfloat16, a.dtype) and a.dtype != torch.bfloat16:
+        raise ValueError(f"operand is {operand}, a {a.dtype}: wanted the same type, or bf16")
+    if operand != torch.bfloat16 and not has_factor(scales, w):
+        raise ValueError(f"scales has {scales.shape[0]} values: wanted a factor too, for operand {operand}")
+    if block_scales is not None:
+        if a.dtype != torch.int8 or k % BLOCK_COLUMNS:
+            raise ValueError(f"block_scales: a is {tuple(a.shape)} {a.dtype}, wanted int8 and whole blocks")
+        check("block_scales", block_scales, (k // BLOCK_COLUMNS, m), torch.float32)
+    if operand == torch.int8:
+        if before is None or eps <= 0:
+            raise ValueError(f"before, eps = {eps}: operand int8 wants the sums of x and a positive eps")
+        check("before", before, (m, tiles.PARTIALS), torch.float32)
+    y, x8, partials, row_scales = _new(x, operand)
+    tile = _tile(m, n, k * a.element_size(), block_scales is not None)
+    codes = ELEMENT_CODES[a.dtype], ELEMENT_CODES[operand]
+    gemm = GemmCall(pointer(a), pointer(w), m, n, k, tile, *codes, max_sms, 1, current_stream(a))
+    tensors = (x, y, x8, partials, scales, before, row_scales, block_scales)
+    call(
+        library,
+        f"residual_{ELEMENT_NAMES[a.dtype]}",
+        gemm,
+        ResidualParams(*map(pointer, tensors), 1 / n, eps, m),
+    )
+    return y, x8, partials, row_scales
 
 
 def _new(x: Tensor, operand: torch.dtype) -> Outputs:
     x8 = x.new_empty(x.shape if operand != torch.bfloat16 else (0,), dtype=operand)
-    return torch.empty_like(x), x8, x.new_empty((x.shape[0], tiles.PARTIALS), dtype=torch.float32)
+    row_scales = x.new_empty(x.shape[0] if operand == torch.int8 else 0, dtype=torch.float32)
+    return torch.empty_like(x), x8, x.new_empty((x.shape[0], tiles.PARTIALS), dtype=torch.float32), row_scales
 
 
 @residual.register_fake
-def _(
-    library: str, a: Tensor, w: Tensor, scales: Tensor, x: Tensor, operand: torch.dtype, max_sms: int = 0
+def _(  # noqa: PLR0913, PLR0917
+    library: str,
+    a: Tensor,
+    w: Tensor,
+    scales: Tensor,
+    x: Tensor,
+    operand: torch.dtype,
+    max_sms: int = 0,
+    block_scales: Tensor | None = None,
+    before: Tensor | None = None,
+    eps: float = 0.0,
 ) -> Outputs:
     return _new(x, operand)
 
 
 @residual.register_kernel("cpu")
-def residual_reference(
-    library: str, a: Tensor, w: Tensor, scales: Tensor, x: Tensor, operand: torch.dtype, max_sms: int = 0
+def residual_reference(  # noqa: PLR0913, PLR0917
+    library: str,
+    a: Tensor,
+    w: Tensor,
+    scales: Tensor,
+    x: Tensor,
+    operand: torch.dtype,
+    max_sms: int = 0,
+    block_scales: Tensor | None = None,
+    before: Tensor | None = None,
+    eps: float = 0.0,
 ) -> Outputs:
     """The oracle: same arguments (stored order and all), plain torch."""
     n = w.shape[0]
     logical = inverse(residual_rows(n)).to(w.device)
-    y = x.float() + (a.float() @ w.float().T)[:, logical] * scales[0]
-    tile = _tile(a.shape[0], n, a.shape[1] * a.element_size())
+    y = x.float() + product(a, w, scales, block_scales=block_scales)[:, logical]
+    tile = _tile(a.shape[0], n, a.shape[1] * a.element_size(), block_scales is not None)
     slots = [y[:, start : start + tile].square().sum(-1) for start in range(0, n, tile)]
     slots += [torch.zeros_like(slots[0])] * (tiles.PARTIALS - math.ceil(n / tile))
-    x8 = x.new_empty(0) if operand == torch.bfloat16 else quantise(y * scales[1], operand)
-    return y.bfloat16(), x8, torch.stack(slots, 1)
+    x8, row_scales = x.new_empty(0, dtype=operand), x.new_empty(0, dtype=torch.float32)
+    if operand == torch.int8:
+        assert before is not None
+        factor = scales[-1] * torch.rsqrt(before.sum(-1) / n + eps)
+        x8, row_scales = quantise(y * factor[:, None], operand), 1 / factor
+    elif operand != torch.bfloat16:
+        x8 = quantise(y * scales[-1], operand)
+    return y.bfloat16(), x8, torch.stack(slots, 1), row_scales

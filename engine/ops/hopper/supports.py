@@ -10,6 +10,7 @@ import torch
 
 from engine.ops.hopper import tiles
 from engine.ops.hopper.library import ELEMENT_CODES
+from engine.ops.hopper.products import BLOCK_COLUMNS
 
 MATRICES = ("qkv", "o", "gate_up", "down")
 
@@ -71,4 +72,22 @@ def unsupported(
         (set(precision) == set(MATRICES), f"precision names {sorted(precision)}, wanted {sorted(MATRICES)}"),
     ]
     checks += [(t in ELEMENT_CODES, f"{name} in {t} has no kernel") for name, t in precision.items()]
+    if torch.int8 in precision.values():
+        checks += _of_int8(shape, precision)
     return next((reason for fits, reason in checks if not fits), None)
+
+
+def _of_int8(shape: LayerShape, precision: dict[str, torch.dtype]) -> list[tuple[bool, str]]:
+    blocks = torch.int8 not in (precision["gate_up"], precision["down"])
+    most = tiles.PARTIALS * 192
+    return [
+        (torch.float8_e4m3fn not in precision.values(), "int8 and e4m3 in one layer"),
+        (
+            blocks or shape.intermediate % BLOCK_COLUMNS == 0,
+            f"intermediate {shape.intermediate} is no multiple of {BLOCK_COLUMNS}, which int8 wants",
+        ),
+        (
+            precision["down"] != torch.int8 or bool(tiles.block_widths(shape.hidden)),
+            f"hidden {shape.hidden} is over {most}, down in int8",
+        ),
+    ]

@@ -1,11 +1,12 @@
 """Turns a decoder layer's matrices into what the kernels read: norm weights folded in, 8 bits, stored order.
 Done once, at build.
 
-    stored[i, j] = round(w[rows[i], columns[j]] * fold[columns[j]] / scale)      scale = max |.| / 448; 1 in
-    bf16
+    stored[i, j] = round(w[rows[i], columns[j]] * fold[columns[j]] / scale)      scale = max |.| / 448 (e4m3:
+    one a matrix), / 127 (int8: one for each 128 rows); 1 in bf16
 
-One scale a matrix: e4m3 keeps its relative precision over 2^15, so a scale a channel gains nothing
-(measured). Runs on any device, in float32. An artifact keeps the tensors of LayerWeights as they are.
+e4m3 keeps its relative precision over 2^15, so a scale a channel gains nothing (measured). Matrices that were
+rounded with compensation come as IntegerMatrix. Runs on any device, in float32. An artifact keeps the tensors
+of LayerWeights as they are.
 """
 
 import math
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor
 
 from engine.ops.hopper import layout
-from engine.ops.hopper.quantise import LARGEST, quantise
+from engine.ops.hopper.products import GROUP_ROWS
+from engine.ops.hopper.quantise import HADAMARD, LARGEST, MIN_SCALE, quantise
 from engine.ops.hopper.supports import LayerShape
 
 HEADROOM = 2.0  # the largest activation of the calibration texts maps to half of the type's range
@@ -41,17 +43,34 @@ class LayerSource:
 
 @dataclass(frozen=True)
 class Factors:
-    """What activations are multiplied with before they are quantised (1 where the reader is in bf16)."""
+    """What activations are multiplied with before they are quantised (1 where the reader is in bf16).
 
-    qkv: float = 1.0  # the residual stream before qkv
-    o: float = 1.0  # the attention's output
-    gate_up: float = 1.0  # the residual stream before gate_up
+    In int8, that of the residual stream is of x over its root mean square one step before, None: `rows` finds
+    the exact scale of each row; of the attention's output one for each q head, float32[num_q]; of silu(gate)
+    up none.
+    """
+
+    qkv: float | None = 1.0  # the residual stream before qkv
+    o: float | Tensor = 1.0  # the attention's output
+    gate_up: float | None = 1.0  # the residual stream before gate_up
     down: float = 1.0  # silu(gate) up
 
 
 @dataclass(frozen=True)
+class IntegerMatrix:
+    """A rounded int8 matrix in logical order: values int8[N, K], scales float32[ceil(N / 128)].
+
+    Everything is folded in: norms; into o what undoes the heads' factors; into down the Hadamard transform of
+    its inputs.
+    """
+
+    values: Tensor
+    scales: Tensor
+
+
+@dataclass(frozen=True)
 class LayerWeights:
-    """Tensors of one layer, on the device they run on. scales: float32[2], see the ops."""
+    """Tensors of one layer, on the device they run on. scales: see products.py; of the attention [num_q]."""
 
     qkv: Tensor
     qkv_scales: Tensor
@@ -78,13 +97,44 @@ def store(
     *,
     columns: Tensor | None = None,
     fold: Tensor | None = None,
-) -> tuple[Tensor, float]:
-    """One matrix [N, K] in stored order and its scale: w ~ stored * scale."""
+) -> tuple[Tensor, Tensor]:
+    """One matrix [N, K] in stored order and its scales float32[groups]: w ~ stored * scale of its row."""
     w = w.float() if fold is None else w.float() * fold.float()
+    if element == torch.int8:
+        return store_integers(round_to_nearest(w), rows, columns=columns)
     w = w[rows.to(w.device)]
     w = w if columns is None else w[:, columns.to(w.device)]
     scale = 1.0 if element == torch.bfloat16 else max(w.abs().max().item(), 1e-12) / LARGEST[element]
-    return quantise(w / scale, element).contiguous(), scale
+    return quantise(w / scale, element).contiguous(), torch.full((1,), scale, device=w.device)
+
+
+def round_to_nearest(w: Tensor) -> IntegerMatrix:
+    """float32[N, K] -> int8, a scale for each 128 rows."""
+    largest = torch.stack([group.abs().max() for group in torch.split(w, GROUP_ROWS)])
+    scales = (largest / LARGEST[torch.int8]).clamp_min(MIN_SCALE)
+    of_rows = scales.repeat_interleave(GROUP_ROWS)[: w.shape[0], None]
+    return IntegerMatrix(quantise(w / of_rows, torch.int8), scales)
+
+
+def store_integers(
+    matrix: IntegerMatrix, rows: Tensor, *, columns: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The same of a rounded matrix. Groups keep their rows, or two of them alternate every 64 (gate_up)."""
+    w = matrix.values[rows.to(matrix.values.device)]
+    w = w if columns is None else w[:, columns.to(w.device)]
+    first = rows[::GROUP_ROWS] // GROUP_ROWS
+    if int(rows[1]) >= GROUP_ROWS:  # gate and up side by side: of 256 stored rows 128 are of either
+        first = torch.stack([rows[::256], rows[1::256]], 1).flatten() // GROUP_ROWS
+    return w.contiguous(), matrix.scales[first.to(matrix.scales.device)].contiguous()
+
+
+def mix(w: Tensor) -> Tensor:
+    """down's columns through the Hadamard transform that its int8 inputs went through."""
+    matrix = torch.ones(1, 1, device=w.device)
+    while matrix.shape[0] < HADAMARD:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    mixed: Tensor = w.float().reshape(len(w), -1, HADAMARD) @ (matrix / HADAMARD**0.5)
+    return mixed.flatten(1)
 
 
 def head_weight(shape: LayerShape, source: LayerSource) -> Tensor:
@@ -100,36 +150,51 @@ def prepare_layer(
     source: LayerSource,
     precision: Mapping[str, torch.dtype],
     factors: Factors,
-    next_factor: float,
+    next_factor: float | None,
+    rounded: Mapping[str, IntegerMatrix] | None = None,
 ) -> LayerWeights:
     """precision: element type by matrix. next_factor: `Factors.qkv` of the layer after this one (1 after the
-    last).
+    last). rounded: int8 matrices; without one, the source's is rounded to nearest.
     """
-    heads = shape.num_q + 2 * shape.num_kv
-    qkv_order = layout.qkv_rows(heads, shape.head_dim)
+    rounded = rounded or {}
+    qkv_order = layout.qkv_rows(shape.num_q + 2 * shape.num_kv, shape.head_dim)
     lin_order = layout.residual_rows(shape.hidden)
     attended = layout.attention_columns(shape.num_q, shape.head_dim)
-    qkv, qkv_scale = store(source.qkv, qkv_order, precision["qkv"], fold=source.input_norm)
-    o, o_scale = store(source.o, lin_order, precision["o"], columns=attended)
-    gate_up, gate_up_scale = store(
-        source.gate_up, layout.gate_up_rows(shape.intermediate), precision["gate_up"], fold=source.post_norm
-    )
-    down, down_scale = store(source.down, lin_order, precision["down"])
+    mixed, device = precision["down"] == torch.int8, source.qkv.device
+    gate_up_order = (layout.hadamard_rows if mixed else layout.gate_up_rows)(shape.intermediate)
+    heads = torch.as_tensor(factors.o, dtype=torch.float32, device=device).expand(shape.num_q).contiguous()
 
-    def scales(first: float, second: float) -> Tensor:
-        return torch.tensor([first, second], dtype=torch.float32, device=qkv.device)
+    unscaled = (1 / heads).repeat_interleave(shape.head_dim) if precision["o"] == torch.int8 else None
+    down_columns = layout.hadamard_columns(shape.intermediate) if mixed else None
 
-    bias = None if source.bias is None else source.bias.float()[qkv_order.to(qkv.device)].contiguous()
+    def make(
+        name: str, w: Tensor, rows: Tensor, columns: Tensor | None = None, fold: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        if name in rounded:
+            return store_integers(rounded[name], rows, columns=columns)
+        return store(w, rows, precision[name], columns=columns, fold=fold)
+
+    qkv, qkv_scales = make("qkv", source.qkv, qkv_order, fold=source.input_norm)
+    o, o_scales = make("o", source.o, lin_order, attended, unscaled)
+    gate_up, gate_up_scales = make("gate_up", source.gate_up, gate_up_order, fold=source.post_norm)
+    down, down_scales = make("down", mix(source.down) if mixed else source.down, lin_order, down_columns)
+
+    def finish(name: str, scales: Tensor, before: float | Tensor | None, after: float | None) -> Tensor:
+        # in int8, activations bring their own scales
+        scales = scales if precision[name] == torch.int8 or before is None else scales / before
+        return scales if after is None else torch.cat([scales, torch.tensor([after], device=device)])
+
+    bias = None if source.bias is None else source.bias.float()[qkv_order.to(device)].contiguous()
     return LayerWeights(
         qkv=qkv,
-        qkv_scales=scales(qkv_scale / factors.qkv, 1.0),
+        qkv_scales=finish("qkv", qkv_scales, factors.qkv, 1.0),
         head_weight=head_weight(shape, source),
         bias=bias,
-        attention_scales=scales(factors.o, 1.0),
+        attention_scales=heads,
         o=o,
-        o_scales=scales(o_scale / factors.o, factors.gate_up),
+        o_scales=finish("o", o_scales, heads[0], factors.gate_up),
         gate_up=gate_up,
-        gate_up_scales=scales(gate_up_scale / factors.gate_up, factors.down),
+        gate_up_scales=finish("gate_up", gate_up_scales, factors.gate_up, factors.down),
         down=down,
-        down_scales=scales(down_scale / factors.down, next_factor),
+        down_scales=finish("down", down_scales, factors.down, next_factor),
     )

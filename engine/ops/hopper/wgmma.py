@@ -7,20 +7,23 @@ generated.
 """
 
 
-def _wrapper(signature: str, width: int, depth: int, kinds: str, a_registers: bool, tail: str) -> str:
+def _wrapper(
+    signature: str, width: int, depth: int, kinds: str, a_registers: bool, tail: str, sums: str = "float"
+) -> str:
     num = width // 2
+    kind, bits, signs = ("r", "s32", "") if sums == "int" else ("f", "f32", ", 1, 1")  # integers: no negation
     num_a = 4 if a_registers else 1
-    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(num))
+    outputs = ", ".join(f'"+{kind}"(d[{i}])' for i in range(num))
     inputs = ", ".join(f'"r"(a{i})' for i in range(4)) if a_registers else '"l"(a)'
     names = ", ".join(f"%{i}" for i in range(num))
     a = "{" + ", ".join(f"%{num + i}" for i in range(4)) + "}" if a_registers else f"%{num}"
     arguments = "uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3" if a_registers else "uint64_t a"
     return (
-        f"__device__ __forceinline__ void {signature}float (&d)[{num}], {arguments}, uint64_t b, "
+        f"__device__ __forceinline__ void {signature}{sums} (&d)[{num}], {arguments}, uint64_t b, "
         f"int accumulate) {{\n"
         f'  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{num + num_a + 1}, 0;\\n"\n'
-        f'      "wgmma.mma_async.sync.aligned.m64n{width}k{depth}.f32.{kinds} "\n'
-        f'      "{{{names}}}, {a}, %{num + num_a}, p, 1, 1{tail};\\n}}"\n'
+        f'      "wgmma.mma_async.sync.aligned.m64n{width}k{depth}.{bits}.{kinds} "\n'
+        f'      "{{{names}}}, {a}, %{num + num_a}, p{signs}{tail};\\n}}"\n'
         f'      : {outputs} : {inputs}, "l"(b), "r"(accumulate));\n}}\n'
     )
 
@@ -39,6 +42,7 @@ def wgmma_header() -> str:
     for width in (128, 192, 256):
         parts.append(_wrapper("mma(E4m3, ", width, 32, "e4m3.e4m3", False, ""))
         parts.append(_wrapper("mma(Bf16, ", width, 16, "bf16.bf16", False, ", 0, 0"))
+        parts.append(_wrapper("mma(Int8, ", width, 32, "s8.s8", False, "", "int"))
     parts.append(_wrapper("mma_scores(", 64, 16, "bf16.bf16", False, ", 0, 0"))
     for width in (64, 128):
         parts.append(_wrapper("mma_values(", width, 16, "bf16.bf16", True, ", 1"))

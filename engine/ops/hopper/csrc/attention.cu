@@ -40,7 +40,6 @@ template <int D, class Out> __global__ void __launch_bounds__(256, 2) attention_
   }
   __syncwarp();
   const int group = threadIdx.x >> 7, thread = threadIdx.x & 127, lane = thread & 31, q = lane & 3, lane_row = (thread >> 5) * 16 + (lane >> 2);
-  const float scale = __ldg(p.scales);
   const uint64_t query = operand_descriptor(base + group * Layout::kHead);
   int done = 0;
   for (int i = first; i < end; i++) {
@@ -79,6 +78,7 @@ template <int D, class Out> __global__ void __launch_bounds__(256, 2) attention_
     const Item item(__ldg(p.items + i));
     const int head = item.q_head + group;
     const bool mine = head < (item.kv_head + 1) * (p.num_q / p.num_kv);
+    const float scale = __ldg(p.scales + min(head, p.num_q - 1));
     const size_t stride = static_cast<size_t>(p.num_q) * D;
     acc.template store<Out>(p.out, (item.start + r) * stride + head * D + (D / 4) * q, stride, scale, mine && r < item.length, mine && r + 8 < item.length);
   }
@@ -119,13 +119,16 @@ template <int D, class Out> static int launch_attention(const AttentionCall& c) 
   return cudaLaunchKernelEx(&config, kernel, p);
 }
 
+template <class Out> static int launch_attention(const AttentionCall& c) {
+  return c.head_dim == 128 ? launch_attention<128, Out>(c) : c.head_dim == 64 ? launch_attention<64, Out>(c) : kErrorNoVariant;
+}
+
 }  // namespace boundgen
 
 using namespace boundgen;
 extern "C" __attribute__((visibility("default"))) int attention(const AttentionCall* c) {
-  const bool small = c->output == E4m3::kCode;
-  if (!small && c->output != Bf16::kCode) return kErrorNoVariant;
-  if (c->head_dim == 128) return small ? launch_attention<128, E4m3>(*c) : launch_attention<128, Bf16>(*c);
-  if (c->head_dim == 64) return small ? launch_attention<64, E4m3>(*c) : launch_attention<64, Bf16>(*c);
+  if (c->output == E4m3::kCode) return launch_attention<E4m3>(*c);
+  if (c->output == Int8::kCode) return launch_attention<Int8>(*c);
+  if (c->output == Bf16::kCode) return launch_attention<Bf16>(*c);
   return kErrorNoVariant;
 }

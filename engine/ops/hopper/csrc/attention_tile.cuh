@@ -14,7 +14,7 @@ struct AttentionParams {  // the tensor map brings its alignment along
   const int4* items;   // (first row of the sample, its length, first token of the item, first q head | kv head << 16)
   const int* offsets;  // block b takes items offsets[b] .. offsets[b + 1] - 1
   void* out;           // [tokens, num_q D]
-  const float* scales; // [1]: what the output is multiplied with before it is quantised
+  const float* scales; // [num_q]: what a head's output is multiplied with before it is quantised
   int num_q, num_kv;
 };
 
@@ -119,7 +119,7 @@ template <int D> struct Accumulator {
         for (int y = 0; y < 4; y++) {
           if constexpr (Out::kBytes == 1) {
             const float* v = o + 32 * z + 8 * y + 2 * i;
-            u[y] = E4m3::pack4(v[0] * f[i], v[1] * f[i], v[4] * f[i], v[5] * f[i]);
+            u[y] = Out::pack4(v[0] * f[i], v[1] * f[i], v[4] * f[i], v[5] * f[i]);
           } else {
             const float* v = o + 16 * z + 4 * y + 2 * i;
             u[y] = pack_bf16(v[0] * f[i], v[1] * f[i]);

@@ -69,12 +69,17 @@ struct RowsCall {  // mirrored by library.RowsCall
   const __nv_bfloat16* source;  // [rows, width], or [vocabulary, width] with ids
   const long long* ids;         // [rows], or null
   __nv_bfloat16* x;             // [rows, width]; null without ids
-  uint8_t* x8;                  // [rows, width] e4m3, or null
+  uint8_t* x8;                  // [rows, width] of `output`, or null
   float* partials;              // [rows, 8]
-  const float* scales;          // [1]: what x is multiplied with before it is quantised
-  int rows, width;
+  const float* scales;          // [1]: what x is multiplied with before it is e4m3
+  float* row_scales;            // [rows]: what an int8 value stands for, a 127th of the row's largest; null unless int8
+  int rows, width, output;      // output: E4m3::kCode or Int8::kCode
   cudaStream_t stream;
 };
+
+template <class Out> __device__ __forceinline__ uint2 pack8(const float (&v)[8], float scale) {
+  return make_uint2(Out::pack4(v[0] * scale, v[1] * scale, v[2] * scale, v[3] * scale), Out::pack4(v[4] * scale, v[5] * scale, v[6] * scale, v[7] * scale));
+}
 
 __global__ void __launch_bounds__(256) rows_kernel(RowsCall c) {  // a warp a row
   const int row = blockIdx.x * 8 + (threadIdx.x >> 5), lane = threadIdx.x & 31;
@@ -84,16 +89,31 @@ __global__ void __launch_bounds__(256) rows_kernel(RowsCall c) {  // a warp a ro
   const size_t offset = static_cast<size_t>(row) * c.width;
   const __nv_bfloat16* source = c.source + (c.ids ? static_cast<size_t>(c.ids[row]) * c.width : offset);
   const float scale = c.scales ? __ldg(c.scales) : 1.f;
-  float squares = 0.f;
+  const bool whole = c.x8 && c.output == Int8::kCode;
+  float squares = 0.f, peak = 0.f;
   for (int col = 8 * lane; col < c.width; col += 256) {
     const uint4 u = *reinterpret_cast<const uint4*>(source + col);
     const float v[8] = {bf16_low(u.x), bf16_high(u.x), bf16_low(u.y), bf16_high(u.y), bf16_low(u.z), bf16_high(u.z), bf16_low(u.w), bf16_high(u.w)};
 #pragma unroll
     for (int i = 0; i < 8; i++) squares = fmaf(v[i], v[i], squares);
     if (c.x) *reinterpret_cast<uint4*>(c.x + offset + col) = u;
-    if (c.x8)
-      *reinterpret_cast<uint2*>(c.x8 + offset + col) = make_uint2(E4m3::pack4(v[0] * scale, v[1] * scale, v[2] * scale, v[3] * scale),
-                                                                 E4m3::pack4(v[4] * scale, v[5] * scale, v[6] * scale, v[7] * scale));
+    if (whole) {
+#pragma unroll
+      for (int i = 0; i < 8; i++) peak = fmaxf(peak, fabsf(v[i]));
+    } else if (c.x8) {
+      *reinterpret_cast<uint2*>(c.x8 + offset + col) = pack8<E4m3>(v, scale);
+    }
+  }
+  if (whole) {  // once more over the row, now that its largest value is known
+#pragma unroll
+    for (int d = 16; d; d >>= 1) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
+    const float step = fmaxf(__fdiv_rn(peak, 127.f), 1e-12f), inverse = __frcp_rn(step);
+    for (int col = 8 * lane; col < c.width; col += 256) {
+      const uint4 u = *reinterpret_cast<const uint4*>(source + col);
+      const float v[8] = {bf16_low(u.x), bf16_high(u.x), bf16_low(u.y), bf16_high(u.y), bf16_low(u.z), bf16_high(u.z), bf16_low(u.w), bf16_high(u.w)};
+      *reinterpret_cast<uint2*>(c.x8 + offset + col) = pack8<Int8>(v, inverse);
+    }
+    if (lane == 0) c.row_scales[row] = step;
   }
 #pragma unroll
   for (int d = 16; d; d >>= 1) squares += __shfl_xor_sync(~0u, squares, d);

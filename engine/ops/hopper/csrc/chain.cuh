@@ -15,11 +15,11 @@ namespace boundgen {
 constexpr int kPhases = 4;
 constexpr int kTicketReaders = kClusterSize * 11;  // of each block: the producer, two counters, eight consumer warps
 
-template <int BO, int BG, int BQ, int D, class Out> struct ChainParams {
+struct ChainParams {
   CUtensorMap a[kPhases], w[kPhases];
-  typename Residual<BO>::Params o, down;
-  typename GateUp<BG, Out>::Params gate_up;
-  typename Qkv<BQ, D>::Params qkv;
+  ResidualParams o, down;
+  GateUpParams gate_up;
+  QkvParams qkv;
   int n[kPhases], num_k[kPhases], end[kPhases];  // end: tickets up to and with this phase
   int m, stagger;
   unsigned* scratch;  // zeroed: the ticket counter, then the finished (tile, warpgroup) of each phase but the last and row block
@@ -59,12 +59,18 @@ struct Tickets {
   }
 };
 
+// Tile widths of o, gate_up, down, qkv.
+template <int BO, int BG, int BD, int BQ> struct Widths {
+  static constexpr int kO = BO, kGateUp = BG, kDown = BD, kQkv = BQ;
+  static __device__ __forceinline__ int of(int phase) { return phase == 0 ? BO : phase == 1 ? BG : phase == 2 ? BD : BQ; }
+};
+
 // Where a ticket's tile lies.
-template <int BO, int BG, int BQ> struct Place {
+template <class W> struct Place {
   int phase, width, tiles_n, col, row;  // row: of this block's 128
-  template <class Params> __device__ __forceinline__ Place(const Params& p, int t, int rank) : phase(0) {
+  __device__ __forceinline__ Place(const ChainParams& p, int t, int rank) : phase(0) {
     while (t >= p.end[phase]) phase++;
-    width = phase == 1 ? BG : phase == 3 ? BQ : BO;
+    width = W::of(phase);
     tiles_n = (p.n[phase] + width - 1) / width;
     const int local = t - (phase ? p.end[phase - 1] : 0);
     col = (local % tiles_n) * width;
@@ -72,13 +78,13 @@ template <int BO, int BG, int BQ> struct Place {
   }
 };
 
-template <int BO, int BG, int BQ, int RING, class Params> __device__ __forceinline__ void produce_chain(const Params& p, Ring ring, Tickets tickets, int rank) {
+template <class W, int RING> __device__ __forceinline__ void produce_chain(const ChainParams& p, Ring ring, Tickets tickets, int rank) {
   constexpr int S = kStages<RING>;
   int it = 0;
   for (int n = 0;; n++) {
     const int t = tickets.wait(n);
     if (t >= p.end[kPhases - 1]) return;
-    const Place<BO, BG, BQ> at(p, t, rank);
+    const Place<W> at(p, t, rank);
     const CUtensorMap *a = &p.a[at.phase], *w = &p.w[at.phase];
     const int num_k = p.num_k[at.phase];
     auto load_weights = [&](int k, int s) {
@@ -89,7 +95,8 @@ template <int BO, int BG, int BQ, int RING, class Params> __device__ __forceinli
     };
     auto load_rows = [&](int k, int s) { load_tile(ring.base + s * kStageBytes<RING>, a, k * 128, at.row, ring.full + 8 * s); };
     const unsigned* done = p.scratch + 1 + (at.phase - 1) * p.row_blocks + at.row / kRows;
-    const unsigned wanted = at.phase ? 2u * ((p.n[at.phase - 1] + (at.phase == 2 ? BG : BO) - 1) / (at.phase == 2 ? BG : BO)) : 0u;
+    const int before = at.phase ? W::of(at.phase - 1) : 1;
+    const unsigned wanted = at.phase ? 2u * ((p.n[at.phase - 1] + before - 1) / before) : 0u;
     auto ready = [&]() {
       if (!at.phase) return true;
       unsigned v;
@@ -124,14 +131,14 @@ template <int BO, int BG, int BQ, int RING, class Params> __device__ __forceinli
 }
 
 // Raises the row blocks' counters for one consumer warpgroup, so that no consumer waits for the fence.
-template <int BO, int BG, int BQ, class Params> __device__ __forceinline__ void count_finished(const Params& p, Tickets tickets, uint32_t finished, int rank) {
+template <class W> __device__ __forceinline__ void count_finished(const ChainParams& p, Tickets tickets, uint32_t finished, int rank) {
   unsigned expected = 0;
   for (int n = 0;; n++) {
     const int t = tickets.wait(n);
     tickets.release();
     if (t >= p.end[kPhases - 1]) return;
     if (t >= p.end[kPhases - 2]) continue;  // nobody waits for the last phase
-    const Place<BO, BG, BQ> at(p, t, rank);
+    const Place<W> at(p, t, rank);
     expected++;
     for (unsigned v = 0; v < expected; __nanosleep(40)) asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(v) : "r"(finished) : "memory");
     __threadfence();
@@ -139,14 +146,20 @@ template <int BO, int BG, int BQ, class Params> __device__ __forceinline__ void 
   }
 }
 
-template <class Elem, int BO, int BG, int BQ, int D, class Out>
-__global__ void __launch_bounds__(kGemmThreads, 1) chain_kernel(const __grid_constant__ ChainParams<BO, BG, BQ, D, Out> p) {
+template <class Elem, class W, int D> __global__ void __launch_bounds__(kGemmThreads, 1) chain_kernel(const __grid_constant__ ChainParams p) {
+  using Down = typename Elem::Down;
+  using Narrow = typename Elem::Narrow;
+  using O = Residual<W::kO, Elem, Narrow>;
+  using Middle = GateUp<W::kGateUp, Elem, Elem>;
+  using Last = Residual<W::kDown, Down, Narrow>;
+  using Next = Qkv<W::kQkv, D, Elem>;
   constexpr int RING = 256, S = kStages<RING>;
   extern __shared__ uint8_t raw[];
   __shared__ __align__(8) uint64_t barriers[2 * S + 2];
-  __shared__ __align__(16) typename Qkv<BQ, D>::Shared heads;
-  __shared__ typename Residual<BO>::Shared none;
-  __shared__ typename GateUp<BG, Out>::Shared nothing;
+  __shared__ __align__(16) typename Next::Shared heads;
+  __shared__ typename O::Shared none;
+  __shared__ typename Last::Shared none_either;
+  __shared__ typename Middle::Shared nothing;
   __shared__ int slot;
   __shared__ unsigned finished[2];
   const Ring ring = {(shared_address(raw) + 1023) & ~1023u, shared_address(barriers), shared_address(barriers + S)};
@@ -162,14 +175,14 @@ __global__ void __launch_bounds__(kGemmThreads, 1) chain_kernel(const __grid_con
     barrier_init(tickets.empty, kTicketReaders);
     barrier_init_fence();
   }
-  Qkv<BQ, D>::prepare(p.qkv, heads);
+  Next::prepare(p.qkv, heads);
   cluster_sync();
   allow_dependents();
   if (threadIdx.x < 128) {
     registers_drop<40>();
-    if (threadIdx.x == 0) produce_chain<BO, BG, BQ, RING>(p, ring, tickets, rank);
+    if (threadIdx.x == 0) produce_chain<W, RING>(p, ring, tickets, rank);
     else if (threadIdx.x == 32 || threadIdx.x == 64)
-      count_finished<BO, BG, BQ>(p, tickets, shared_address(finished + (threadIdx.x >> 5) - 1), rank);
+      count_finished<W>(p, tickets, shared_address(finished + (threadIdx.x >> 5) - 1), rank);
     else if (threadIdx.x == 96 && rank == 0) tickets.serve(p.scratch, last);  // zeroed before the kernel ahead began: see plan.py
   } else {
     registers_raise<232>();
@@ -183,14 +196,16 @@ __global__ void __launch_bounds__(kGemmThreads, 1) chain_kernel(const __grid_con
         if (first >= 0) asm volatile("bar.arrive 1, 256;" ::: "memory");  // a cluster that came too late for any tile
         break;
       }
-      const Place<BO, BG, BQ> at(p, t, rank);
+      const Place<W> at(p, t, rank);
       const Fragment f(at.row + group * 64, p.m, at.col, p.n[at.phase]);
       __syncwarp();
       if ((threadIdx.x & 31) == 0) tickets.release();
       const int num_k = p.num_k[at.phase];
-      if (at.phase == 1) consume_tile<GateUp<BG, Out>, Elem, BG, RING>(p.gate_up, num_k, nothing, ring, f, group, it, first);
-      else if (at.phase == 3) consume_tile<Qkv<BQ, D>, Elem, BQ, RING>(p.qkv, num_k, heads, ring, f, group, it, first);
-      else consume_tile<Residual<BO>, Elem, BO, RING>(at.phase ? p.down : p.o, num_k, none, ring, f, group, it, first);
+      if (at.phase == 1) consume<Middle, Elem, W::kGateUp, RING>(p.gate_up, num_k, nothing, ring, f, group, it, first);
+      else if (at.phase == 3) consume<Next, Elem, W::kQkv, RING>(p.qkv, num_k, heads, ring, f, group, it, first);
+      else if constexpr (!Elem::kGrouped) consume<O, Elem, W::kO, RING>(at.phase ? p.down : p.o, num_k, none, ring, f, group, it, first);
+      else if (at.phase == 0) consume<O, Elem, W::kO, RING>(p.o, num_k, none, ring, f, group, it, first);
+      else consume<Last, Down, W::kDown, RING>(p.down, num_k, none_either, ring, f, group, it, first);
       asm volatile("bar.sync %0, 128;" ::"r"(2 + group) : "memory");  // all of the warpgroup's stores are out
       if ((threadIdx.x & 127) == 0 && at.phase + 1 < kPhases) {
         asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(shared_address(finished + group)) : "memory");
@@ -205,19 +220,19 @@ struct ChainCall {  // mirrored by library.ChainCall
   const void* a[kPhases];
   const void* w[kPhases];
   int n[kPhases], k[kPhases];
-  int m, tile, head_dim, max_sms, dependent;
+  int m, tile, down_tile, head_dim, max_sms, dependent;
   unsigned* scratch;
   cudaStream_t stream;
-  Residual<256>::Params o;
-  GateUp<256, Bf16>::Params gate_up;
-  Residual<256>::Params down;
-  Qkv<256, 64>::Params qkv;
+  ResidualParams o;
+  GateUpParams gate_up;
+  ResidualParams down;
+  QkvParams qkv;
 };
 
-template <class Elem, int BO, int D> int launch_chain(const ChainCall& call) {
+template <class Elem, int BO, int BD, int D> int launch_chain(const ChainCall& call) {
   constexpr int BG = 256, BQ = 256;
-  ChainParams<BO, BG, BQ, D, Elem> p = {};
-  const int widths[kPhases] = {BO, BG, BO, BQ}, pairs = (call.m + kRows * kClusterSize - 1) / (kRows * kClusterSize);
+  ChainParams p = {};
+  const int widths[kPhases] = {BO, BG, BD, BQ}, pairs = (call.m + kRows * kClusterSize - 1) / (kRows * kClusterSize);
   int depth = 1 << 30;
   for (int i = 0; i < kPhases; i++) {
     const int row_bytes = call.k[i] * Elem::kBytes;
@@ -229,15 +244,15 @@ template <class Elem, int BO, int D> int launch_chain(const ChainCall& call) {
     p.end[i] = (i ? p.end[i - 1] : 0) + pairs * ((call.n[i] + widths[i] - 1) / widths[i]);
     depth = p.num_k[i] < depth ? p.num_k[i] : depth;
   }
-  p.o = reinterpret_cast<const typename Residual<BO>::Params&>(call.o);
-  p.down = reinterpret_cast<const typename Residual<BO>::Params&>(call.down);
-  p.gate_up = reinterpret_cast<const typename GateUp<BG, Elem>::Params&>(call.gate_up);
-  p.qkv = reinterpret_cast<const typename Qkv<BQ, D>::Params&>(call.qkv);
+  p.o = call.o;
+  p.gate_up = call.gate_up;
+  p.down = call.down;
+  p.qkv = call.qkv;
   p.m = call.m;
   p.stagger = depth > kStagger ? kStagger : 0;
   p.scratch = call.scratch;
   p.row_blocks = pairs * kClusterSize;
-  return launch_clusters(chain_kernel<Elem, BO, BG, BQ, D, Elem>, p, kGemmShared<256>, p.end[kPhases - 1], call.max_sms, call.dependent, call.stream);
+  return launch_clusters(chain_kernel<Elem, Widths<BO, BG, BD, BQ>, D>, p, kGemmShared<256>, p.end[kPhases - 1], call.max_sms, call.dependent, call.stream);
 }
 
 }  // namespace boundgen

@@ -2,25 +2,29 @@
 // stored as they are. q carries log2(e) / sqrt(head size), so that the attention needs neither. Weight rows are stored in the order
 // layout.qkv_rows(): a thread holds the columns c and c + D/2 of a head side by side, which rope combines, and 8 neighbours of each.
 #pragma once
-#include "epilogue_residual.cuh"
+#include "gemm.cuh"
+#include "row_factors.cuh"
 
 namespace boundgen {
 
-template <int BN, int D> struct Qkv {
+struct QkvParams {  // mirrored by library.QkvParams
+  const float* partials;          // [m, 8]
+  __nv_bfloat16* out;             // [m, n]
+  const float* scales;            // [groups + 1]: y per unit of the accumulator and of 1 / rms
+  const float* head_weight;       // [2, D]: what q, k heads are multiplied with before rope
+  const float* bias;              // [n] in the stored order, or null
+  const __nv_bfloat16* cosines;   // [positions, D / 2]
+  const __nv_bfloat16* sines;     // [positions, D / 2]
+  const long long* positions;     // [m]
+  const float* row_scales;        // [m]: what an int8 value of the activations stands for
+  float inv_width, eps, head_eps; // 1 / hidden size
+  int num_q, num_kv, head_norm;
+};
+
+template <int BN, int D, class Elem> struct Qkv {
   static_assert(BN % D == 0 && (D == 64 || D == 128), "whole heads in a tile");
   static constexpr int kGroups = D / 64;  // groups of 8 columns a thread holds in each half of a head
-  struct Params {  // mirrored by library.QkvParams
-    const float* partials;          // [m, 8]
-    __nv_bfloat16* out;             // [m, n]
-    const float* scales;            // [1]: y per unit of the accumulator and of 1 / rms
-    const float* head_weight;       // [2, D]: what q, k heads are multiplied with before rope
-    const float* bias;              // [n] in the stored order, or null
-    const __nv_bfloat16* cosines;   // [positions, D / 2]
-    const __nv_bfloat16* sines;     // [positions, D / 2]
-    const long long* positions;     // [m]
-    float inv_width, eps, head_eps; // 1 / hidden size
-    int num_q, num_kv, head_norm;
-  };
+  using Params = QkvParams;
   struct Shared {
     float weight[3 * D];  // q's, k's, and ones for v
   };
@@ -28,8 +32,8 @@ template <int BN, int D> struct Qkv {
     for (int i = threadIdx.x; i < 3 * D; i += kGemmThreads) shared.weight[i] = i < 2 * D ? p.head_weight[i] : 1.f;
   }
 
-  RowFactor factor;
-  float scale;
+  RowFactor<Elem> factor;
+  GroupScales<BN, Elem> weight;
   int position[2];
   uint4 c[2][kGroups], s[2][kGroups];  // asked for early: they come from far
   __device__ __forceinline__ void begin(const Params& p, const Fragment& f) {  // the tables' addresses hang on these loads
@@ -37,8 +41,8 @@ template <int BN, int D> struct Qkv {
     position[1] = static_cast<int>(__ldg(p.positions + f.safe[1]));
   }
   __device__ __forceinline__ void load(const Params& p, const Fragment& f) {
-    factor.load(p.partials, f);
-    scale = __ldg(p.scales);
+    factor.load(p.partials, p.row_scales, f);
+    weight.load(p.scales, f);
     load_angles(p, f, 0);
     load_angles(p, f, 1);
   }
@@ -54,9 +58,10 @@ template <int BN, int D> struct Qkv {
     const int rotated = (p.num_q + p.num_kv) * D;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      const float r = factor.value(i, p.inv_width, p.eps) * scale;
+      const float row = factor.value(i, p.inv_width, p.eps);
 #pragma unroll
       for (int h = 0; h < BN / D; h++) {
+        const float r = row * weight.at(h * D);
         const int col = f.col0 + h * D, kind = col < p.num_q * D ? 0 : col < rotated ? 1 : 2;
         __nv_bfloat16* out = p.out + static_cast<size_t>(f.row[i]) * f.n + col + 8 * f.q;
         const bool biased = p.bias && col < f.n;

@@ -63,6 +63,10 @@ template <int N> __device__ __forceinline__ void mma_results(float (&values)[N])
 #pragma unroll
   for (int i = 0; i < N; i++) asm volatile("" : "+f"(values[i])::"memory");
 }
+template <int N> __device__ __forceinline__ void mma_results(int (&values)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "+r"(values[i])::"memory");
+}
 
 __device__ __forceinline__ uint32_t cluster_rank() {
   uint32_t r;

@@ -13,7 +13,7 @@ from engine.ops.hopper.layout import attention_columns, inverse
 from engine.ops.hopper.plan import plan, plan_reference
 from tools.bench.synthetic import MODELS, mixed_lengths
 
-E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
+E4M3, BF16, INT8 = torch.float8_e4m3fn, torch.bfloat16, torch.int8
 HEADS = {name: (m.layer.num_q, m.layer.num_kv, m.layer.head_dim) for name, m in MODELS.items()}
 LENGTHS = {
     "one token": [1],
@@ -40,7 +40,7 @@ def test_the_oracle_is_causal_attention():
     lengths = [1, 70, 64]
     rows, cu_seqlens, positions = batch(lengths, 3, heads, "cpu")
     items, offsets = plan_reference("", cu_seqlens, positions, num_q, num_kv, 5)
-    out = attention("", rows, items, offsets, torch.ones(1), num_q, num_kv, BF16)
+    out = attention("", rows, items, offsets, torch.ones(num_q), num_q, num_kv, BF16)
     out = out[:, inverse(attention_columns(num_q, d))].float()
     start = 0
     for n in lengths:
@@ -63,18 +63,18 @@ def test_the_oracle_is_causal_attention():
 @pytest.mark.gpu
 @pytest.mark.parametrize("padding", [0, 100])
 @pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("output", [E4M3, BF16])
+@pytest.mark.parametrize("output", [E4M3, BF16, INT8])
 @pytest.mark.parametrize("model", HEADS)
 def test_kernel(model, output, lengths, padding, library, poison, relative_error):
     num_q, num_kv, _ = heads = HEADS[model]
     rows, cu_seqlens, positions = batch(LENGTHS[lengths], padding, heads, "cuda")
-    scales = torch.tensor([60.0 if output == E4M3 else 1.0], device="cuda")
+    scales = torch.linspace(0.5, 1.0, num_q, device="cuda") * {E4M3: 60.0, INT8: 30.0, BF16: 1.0}[output]
     items, offsets = plan(library, cu_seqlens, positions, num_q, num_kv, 264)
     arguments = (library, rows, items, offsets, scales, num_q, num_kv, output)
     poison()
     out = attention(*arguments)
     want = attention_reference(*arguments).float()
-    assert relative_error(out.float(), want) < (3e-2 if output == E4M3 else 6e-3)
+    assert relative_error(out.float(), want) < {E4M3: 3e-2, INT8: 3e-2, BF16: 6e-3}[output]
     assert (out.float() - want).abs().max() < 0.1 * want.abs().max()
     poison()
     assert torch.equal(attention(*arguments).view(torch.uint8), out.view(torch.uint8))
@@ -84,7 +84,7 @@ def test_kernel(model, output, lengths, padding, library, poison, relative_error
 def test_a_sample_does_not_depend_on_its_neighbours(library):
     num_q, num_kv, _ = heads = (16, 8, 128)
     rows, cu_seqlens, positions = batch([100, 37, 200], 0, heads, "cuda")
-    scales = torch.ones(1, device="cuda")
+    scales = torch.ones(num_q, device="cuda")
 
     def run(rows, cu_seqlens):
         items, offsets = plan(library, cu_seqlens, positions[: rows.shape[0]], num_q, num_kv, 264)

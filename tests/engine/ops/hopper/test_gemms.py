@@ -43,8 +43,8 @@ def test_residual(model, element, matrix, rows, library, poison, relative_error)
     for operand in (E4M3, BF16):
         arguments = (library, a, w, scales, x, operand)
         poison()
-        y, x8, sums = residual(*arguments)
-        want, want8, want_sums = residual_reference(*arguments)
+        y, x8, sums, _ = residual(*arguments)
+        want, want8, want_sums, _ = residual_reference(*arguments)
         assert relative_error(y, want) < TOLERANCE[BF16]
         assert relative_error(sums, want_sums) < 1e-3
         assert ((want_sums == 0) == (sums == 0)).all()
@@ -68,10 +68,10 @@ def test_gate_up(model, element, output, rows, library, poison, relative_error):
     scales = torch.tensor([1e-4 if element == E4M3 else 0.7, 50.0], device="cuda")
     arguments = (library, a, partials(rows, k), w, scales, shape.eps, output)
     poison()
-    h = gate_up(*arguments)
-    assert relative_error(h.float(), gate_up_reference(*arguments).float()) < TOLERANCE[output]
+    h, _ = gate_up(*arguments)
+    assert relative_error(h.float(), gate_up_reference(*arguments)[0].float()) < TOLERANCE[output]
     poison()
-    assert torch.equal(gate_up(*arguments).view(torch.uint8), h.view(torch.uint8))
+    assert torch.equal(gate_up(*arguments)[0].view(torch.uint8), h.view(torch.uint8))
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -103,7 +103,7 @@ def test_every_tile_width_gives_the_same(library, monkeypatch, relative_error):
     for width in (128, 192, 256):
         monkeypatch.setattr(tiles, "choose_width", lambda *_, width=width: width)
         arguments = (library, a, w, scales, x, E4M3)
-        for have, want in zip(residual(*arguments), residual_reference(*arguments), strict=True):
+        for have, want in zip(residual(*arguments)[:3], residual_reference(*arguments)[:3], strict=True):
             assert relative_error(have.float(), want.float()) < TOLERANCE[E4M3]
 
 

@@ -2,6 +2,8 @@
 through the kernels on a GPU.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,22 +15,29 @@ from engine.ops.hopper.supports import MATRICES, LayerShape
 from engine.ops.hopper.weights import prepare_layer
 from tools.bench.synthetic import MODELS, mixed_lengths, plain_layer, random_source, rope_tables
 
-E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
+E4M3, BF16, INT8 = torch.float8_e4m3fn, torch.bfloat16, torch.int8
 PRECISIONS = {
     "e4m3": dict.fromkeys(MATRICES, E4M3),
     "bf16": dict.fromkeys(MATRICES, BF16),
     "mixed": {"qkv": BF16, "o": E4M3, "gate_up": E4M3, "down": BF16},
+    "int8": dict.fromkeys(MATRICES, INT8),
+    "int8 exact": dict.fromkeys(MATRICES, INT8),  # scales of the residual's rows
+    "int8 out": {"qkv": INT8, "o": BF16, "gate_up": BF16, "down": INT8},
+    "int8 in": {"qkv": BF16, "o": INT8, "gate_up": INT8, "down": BF16},
 }
 # two layers' output against float32 with unquantised weights; e4m3 measured 4e-2 after one on the 0.6B shape
 TOLERANCE = {"e4m3": 9e-2, "bf16": 1e-2, "mixed": 9e-2}
+TOLERANCE |= dict.fromkeys(("int8", "int8 exact", "int8 out", "int8 in"), 3e-2)
 SMALL = {
     "norm": LayerShape(192, 256, 4, 2, 128, head_norm=True),
-    "bias": LayerShape(224, 320, 7, 1, 64, bias=True),
+    "bias": LayerShape(224, 384, 7, 1, 64, bias=True),
     "neither": LayerShape(96, 128, 3, 3, 64),
 }
 
 
-def run(shape, precision, lengths, padding, device, library, last=None, chained=True):
+def run(  # noqa: PLR0917
+    shape, precision, lengths, padding, device, library, last=None, chained=True, exact=False
+):
     """(kernels' stream, float32 stream) of two layers."""
     sources, rope = (
         [random_source(shape, seed, device) for seed in (1, 2)],
@@ -40,8 +49,9 @@ def run(shape, precision, lengths, padding, device, library, last=None, chained=
     first = plain_layer(shape, sources[0], x[:tokens].float(), lengths, rope)
     second = plain_layer(shape, sources[1], first.y, lengths, rope)
     factors = [trace.factors(precision) for trace in (first, second)]
+    after = None if exact else factors[1].qkv
     layers = [
-        prepare_layer(shape, source, precision, f, factors[1].qkv)
+        prepare_layer(shape, source, precision, replace(f, gate_up=None) if exact else f, after)
         for source, f in zip(sources, factors, strict=True)
     ]
     positions = torch.cat([torch.arange(n) for n in lengths] + [torch.zeros(padding, dtype=torch.int64)]).to(
@@ -62,17 +72,20 @@ def run(shape, precision, lengths, padding, device, library, last=None, chained=
 @pytest.mark.parametrize("kind", SMALL)
 def test_oracles_make_the_plain_layers(kind, precision, relative_error):
     lengths = [1, 70, 13]
-    (y, y8, partials), want = run(SMALL[kind], PRECISIONS[precision], lengths, 5, "cpu", "")
+    (y, y8, partials, _), want = run(
+        SMALL[kind], PRECISIONS[precision], lengths, 5, "cpu", "", exact=precision == "int8 exact"
+    )
     assert relative_error(y[:84], want) < TOLERANCE[precision]
     assert relative_error(partials[:84].sum(-1), want.square().sum(-1)) < 2 * TOLERANCE[precision]
     assert y8.numel() == (0 if PRECISIONS[precision]["qkv"] == BF16 else y.numel())
 
 
-def test_last_rows_alone_are_the_same_rows(relative_error):
+@pytest.mark.parametrize("kind", ["bf16", "int8"])
+def test_last_rows_alone_are_the_same_rows(kind, relative_error):
     last = torch.tensor([0, 70, 83])
-    shape, precision = SMALL["norm"], PRECISIONS["bf16"]
-    (some, _, _), _ = run(shape, precision, [1, 70, 13], 0, "cpu", "", last)
-    (every, _, _), _ = run(shape, precision, [1, 70, 13], 0, "cpu", "")
+    shape, precision = SMALL["norm"], PRECISIONS[kind]
+    (some, *_), _ = run(shape, precision, [1, 70, 13], 0, "cpu", "", last)
+    (every, *_), _ = run(shape, precision, [1, 70, 13], 0, "cpu", "")
     assert relative_error(some, every[last]) < 1e-6
 
 
@@ -83,9 +96,10 @@ def test_last_rows_alone_are_the_same_rows(relative_error):
 def test_kernels_make_the_plain_layers(model, precision, chained, library, poison, relative_error):
     lengths = [1, 500, 128, 64, 65, 300, 3]
     poison()
-    (y, _, _), want = run(
-        MODELS[model].layer, PRECISIONS[precision], lengths, 70, "cuda", library, chained=chained
-    )
+    (y, *_), want = run(
+        MODELS[model].layer, PRECISIONS[precision], lengths, 70, "cuda", library,
+        chained=chained, exact=precision == "int8 exact",
+    )  # fmt: skip
     assert relative_error(y[: sum(lengths)], want) < TOLERANCE[precision]
     assert torch.isfinite(y).all()
 
@@ -93,8 +107,9 @@ def test_kernels_make_the_plain_layers(model, precision, chained, library, poiso
 @pytest.mark.gpu
 @pytest.mark.parametrize("lengths", [[1], [100], [128] * 8, [128] * 32])
 @pytest.mark.parametrize("model", ["qwen3-0.6b", "smollm2-135m"])
-def test_a_chain_gives_the_bits_of_its_ops(model, lengths, library, poison):
-    shape, precision = MODELS[model].layer, PRECISIONS["e4m3"]
+@pytest.mark.parametrize("kind", ["e4m3", "int8"])
+def test_a_chain_gives_the_bits_of_its_ops(kind, model, lengths, library, poison):
+    shape, precision = MODELS[model].layer, PRECISIONS[kind]
     apart = run(shape, precision, lengths, 0, "cuda", library, chained=False)[0][0]
     for _ in range(3):
         poison()

@@ -16,6 +16,8 @@ def test_orders_are_permutations(model):
         layout.gate_up_rows(shape.intermediate),
         layout.qkv_rows(heads, shape.head_dim),
         layout.attention_columns(shape.num_q, shape.head_dim),
+        layout.hadamard_rows(shape.intermediate),
+        layout.hadamard_columns(shape.intermediate),
     )
     for order in orders:
         every = torch.arange(order.shape[0])
@@ -33,6 +35,11 @@ def test_a_thread_holds_neighbours():
     gate_up = held(layout.gate_up_rows(128), 2, 128)
     assert gate_up[0::2] == list(range(32, 48))
     assert gate_up[1::2] == [128 + c for c in range(32, 48)]
+    mixed = held(layout.hadamard_rows(256), 2, 256)
+    assert mixed[0::2] == list(range(64, 96))
+    assert mixed[1::2] == [256 + c for c in range(64, 96)]
+    stored = [64 * half + 16 * 2 + j for half in (0, 1) for j in range(16)]  # where that lane's results go
+    assert layout.hadamard_columns(128)[stored].tolist() == list(range(64, 96))
     qkv = held(layout.qkv_rows(2, 128), 3, 128)
     assert qkv[0::2] == [*range(24, 32), *range(56, 64)]
     assert qkv[1::2] == [64 + c for c in qkv[0::2]]

@@ -15,10 +15,11 @@ from engine.ops.hopper.supports import MATRICES, LayerShape
 from engine.ops.hopper.weights import Factors, prepare_layer
 from tools.bench.synthetic import random_source, rope_tables
 
-E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
+E4M3, BF16, INT8 = torch.float8_e4m3fn, torch.bfloat16, torch.int8
 SHAPE = LayerShape(64, 128, 3, 1, 64, head_norm=True)
 # the schema test scales its inputs, which torch cannot do in e4m3
 CHECKS = {E4M3: "test_faketensor", BF16: ("test_schema", "test_faketensor")}
+CHECKS[INT8] = CHECKS[BF16]
 
 
 def layers(element):
@@ -29,7 +30,7 @@ def layers(element):
     ]
 
 
-@pytest.mark.parametrize("element", [E4M3, BF16])
+@pytest.mark.parametrize("element", [E4M3, BF16, INT8])
 def test_schemas_and_shapes(element):
     first, second = layers(element)
     ids, positions = torch.arange(9), torch.arange(9)
@@ -37,27 +38,29 @@ def test_schemas_and_shapes(element):
     table, scales, rope = torch.randn(16, 64).bfloat16(), torch.tensor([40.0, 1.0]), rope_tables(64, 1e4, 16)
     opcheck = torch.library.opcheck
     opcheck(embed, ("", ids, table, scales, element), test_utils=CHECKS[element])
-    x, x8, sums = embed("", ids, table, scales, element)
+    x, x8, sums, steps = embed("", ids, table, scales, element)
     opcheck(rows, ("", x, scales, element), test_utils=CHECKS[element])
     operand = x if element == BF16 else x8
     head = (first.qkv_scales, first.head_weight, first.bias)
-    fused_arguments = ("", operand, sums, first.qkv, *head, *rope, positions, 3, 1, 1e-6, 1e-6)
+    fused_arguments = ("", operand, sums, first.qkv, *head, *rope, positions, 3, 1, 1e-6, 1e-6, 0, steps)
     opcheck(qkv, fused_arguments, test_utils=CHECKS[element])
     opcheck(plan, ("", cu_seqlens, positions, 3, 1, 4), test_utils=("test_schema",))
     work = plan("", cu_seqlens, positions, 3, 1, 4)
     attended = ("", qkv(*fused_arguments), *work, first.attention_scales, 3, 1, element)
     opcheck(attention, attended, test_utils=CHECKS[element])
     a = attention(*attended)
-    opcheck(residual, ("", a, first.o, first.o_scales, x, element), test_utils=CHECKS[element])
-    opcheck(
-        gate_up,
-        ("", operand, sums, first.gate_up, first.gate_up_scales, 1e-6, element),
-        test_utils=CHECKS[element],
-    )
+    added = ("", a, first.o, first.o_scales, x, element, 0, None, sums, 1e-6)
+    opcheck(residual, added, test_utils=CHECKS[element])
+    gated = ("", operand, sums, first.gate_up, first.gate_up_scales, 1e-6, element, 0, steps)
+    opcheck(gate_up, gated, test_utils=CHECKS[element])
+    h, blocks = gate_up(*gated)
+    of_h = blocks if element == INT8 else None
+    added = ("", h, first.down, first.down_scales, x, element, 0, of_h, sums, 1e-6)
+    opcheck(residual, added, test_utils=CHECKS[element])
     opcheck(scratch, ("", positions, 1), test_utils=CHECKS[element])
     matrices = (first.o, first.o_scales, first.gate_up, first.gate_up_scales, first.down, first.down_scales)
     following = (second.qkv, second.qkv_scales, second.head_weight, second.bias)
-    numbers = (scratch("", positions, 1), 0, 3, 1, 1e-6, 1e-6)
+    numbers = (scratch("", positions, 1), 0, 3, 1, 1e-6, 1e-6, 0, sums)
     opcheck(chain, ("", a, x, *matrices, *following, *rope, positions, *numbers), test_utils=CHECKS[element])
 
 

@@ -12,7 +12,7 @@ PRECISION = dict.fromkeys(MATRICES, torch.float8_e4m3fn)
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("element", [torch.float8_e4m3fn, torch.bfloat16])
+@pytest.mark.parametrize("element", [torch.float8_e4m3fn, torch.bfloat16, torch.int8])
 def test_the_named_models_are_served(model, element):
     assert unsupported(MODELS[model].layer, dict.fromkeys(MATRICES, element)) is None
 
@@ -38,4 +38,20 @@ def test_a_reason_names_the_value(change, reason):
 def test_other_gpus_and_types_are_refused():
     shape = MODELS["qwen3-0.6b"].layer
     assert "(10, 0)" in (unsupported(shape, PRECISION, (10, 0)) or "")
-    assert "int8" in (unsupported(shape, PRECISION | {"o": torch.int8}) or "")
+    assert "float16" in (unsupported(shape, PRECISION | {"o": torch.float16}) or "")
+    assert "int8 and e4m3" in (unsupported(shape, PRECISION | {"o": torch.int8}) or "")
+
+
+@pytest.mark.parametrize(
+    ("change", "bf16", "reason"),
+    [
+        ({"intermediate": 3136}, (), "intermediate 3136 is no multiple of 128"),
+        ({"intermediate": 3136}, ("gate_up", "down"), None),
+        ({"hidden": 2048}, (), "hidden 2048 is over 1536, down in int8"),
+        ({"hidden": 2048}, ("down",), None),
+    ],
+)
+def test_what_int8_wants_more(change, bf16, reason):
+    shape = dataclasses.replace(MODELS["qwen3-0.6b"].layer, **change)
+    found = unsupported(shape, dict.fromkeys(MATRICES, torch.int8) | dict.fromkeys(bf16, torch.bfloat16))
+    assert found == reason or (reason is not None and reason in (found or ""))
