@@ -1,4 +1,4 @@
-"""python -m tools.bench.kernels [--steps kernels chain lanes] [--model qwen3-0.6b] [--precision e4m3]
+"""python -m tools.bench.kernels [--steps kernels chain lanes] [--model qwen3-0.6b] [--precision e4m3 int8]
 [--library SO]
 
 Times the Hopper kernels of one model's shape one by one, its whole prefill as one CUDA graph, and two lanes
