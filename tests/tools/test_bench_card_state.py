@@ -43,8 +43,8 @@ def test_medians_of_what_is_known() -> None:
 
 
 def test_a_monitor_keeps_what_came_while_something_ran() -> None:
+    start = time.monotonic()
     with CardMonitor("GPU-7", (sys.executable, "-c", ACTED)) as monitor:
-        start = time.monotonic()
         while monitor.during(start, time.monotonic()).watts != 690 and time.monotonic() < start + 30:
             time.sleep(0.01)
         assert monitor.during(start, time.monotonic()) == CardState(1800, 690)
