@@ -1,12 +1,14 @@
 """The fastest plan within a budget: 8 bits where they save most time for the answers that they move.
 
 Errors of different matrices are nearly independent: KL adds up, shifts add up squared. That orders the
-groups; what counts is a measurement of the whole plan, and groups are given back until it holds.
+groups and says how many there is room for; what counts is a measurement of the whole plan. Each one corrects
+the sums, until a plan holds and the corrected sums have no room for more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from engine.quant.agreement import Agreement
 from engine.quant.budget import Budget
@@ -14,6 +16,9 @@ from engine.quant.sensitivity import Sensitivity
 
 Measure = Callable[[Sequence[Sensitivity]], Agreement]  # of a plan: these groups in 8 bits, the rest bf16
 Saved = Callable[[Sensitivity], float]  # us
+ROUNDS = 6  # measurements of plans, at most
+GAIN = 1.02  # in time saved: less is not worth another measurement
+LEAST, MOST = 0.25, 16.0  # how far off the sums are believed to be
 
 
 def order_groups(groups: Sequence[Sensitivity], saved: Saved, budget: Budget) -> list[Sensitivity]:
@@ -26,35 +31,88 @@ def order_groups(groups: Sequence[Sensitivity], saved: Saved, budget: Budget) ->
     return sorted(useful, key=worth, reverse=True)
 
 
-def choose(
-    groups: Sequence[Sensitivity], saved: Saved, budget: Budget, measure: Measure
-) -> tuple[list[Sensitivity], Agreement]:
-    """The most of the ordered groups whose measured agreement holds, and that agreement; a few measurements
-    (bisection). None of them where bf16 itself is over the budget."""
+@dataclass(frozen=True)
+class Sums:
+    """A plan's error as it should be: bf16's, and a factor times what its groups add (KL, shift squared)."""
+
+    budget: Budget
+    kl: float
+    shift: float | None
+    kl_factor: float = 1.0
+    shift_factor: float = 1.0
+
+    def holds(self, plan: Sequence[Sensitivity]) -> bool:
+        kl, squared = _added(plan)
+        if self.kl + self.kl_factor * kl > self.budget.kl:
+            return False
+        return self.shift is None or self.shift**2 + self.shift_factor * squared <= self.budget.label_shift**2
+
+    def fill(self, ordered: Sequence[Sensitivity]) -> list[Sensitivity]:
+        """Of the ordered groups each that still fits beside those before it."""
+        plan: list[Sensitivity] = []
+        for group in ordered:
+            if self.holds([*plan, group]):
+                plan.append(group)
+        return plan
+
+    def corrected(self, plan: Sequence[Sensitivity], found: Agreement) -> Sums:
+        """By a measurement of `plan`."""
+        kl, squared = _added(plan)
+        kl_factor = (found.next_token_kl - self.kl) / max(kl, 1e-12)
+        shift_factor = self.shift_factor
+        if found.label_shift is not None and self.shift is not None:
+            shift_factor = (found.label_shift**2 - self.shift**2) / max(squared, 1e-12)
+        return Sums(self.budget, self.kl, self.shift, _bounded(kl_factor), _bounded(shift_factor))
+
+
+def _added(plan: Sequence[Sensitivity]) -> tuple[float, float]:
+    return sum(each.next_token_kl for each in plan), sum((each.label_shift or 0.0) ** 2 for each in plan)
+
+
+def _bounded(factor: float) -> float:
+    return min(max(factor, LEAST), MOST)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A plan that held when it was measured, or none; `sums` as the last measurement left them."""
+
+    groups: list[Sensitivity]
+    agreement: Agreement
+    sums: Sums
+
+
+def choose(groups: Sequence[Sensitivity], saved: Saved, budget: Budget, measure: Measure) -> Choice:
+    """The plan that saves most of those that were measured and held; at most ROUNDS + 1 measurements. No
+    groups where bf16 itself is over the budget."""
     ordered = order_groups(groups, saved, budget)
-    found = measure(ordered)
-    if budget.broken(found) is None:
-        return ordered, found
-    most, least = len(ordered), 0
-    best = measure([])
-    if budget.broken(best) is not None:
-        return [], best
-    while most - least > 1:
-        middle = _guess(ordered, least, most, budget)
-        found = measure(ordered[:middle])
-        if budget.broken(found) is None:
-            least, best = middle, found
-        else:
-            most = middle
-    return ordered[:least], best
+    base = measure([])
+    sums = Sums(budget, base.next_token_kl, base.label_shift)
+    best = Choice([], base, sums)
+    if budget.broken(base) is not None:
+        return best
+    plan, most = sums.fill(ordered), 0.0
+    for _ in range(ROUNDS):
+        if (time := sum(map(saved, plan))) <= GAIN * most:
+            break
+        found = measure(plan)
+        sums = sums.corrected(plan, found)
+        holds = budget.broken(found) is None
+        if holds:
+            best, most = Choice(plan, found, sums), time
+        next_plan = sums.fill(ordered)
+        plan = plan[:-1] if not holds and next_plan == plan else next_plan
+    return best
 
 
-def _guess(ordered: Sequence[Sensitivity], least: int, most: int, budget: Budget) -> int:
-    """The first time what the sums say, afterwards the middle."""
-    if least == 0 and most == len(ordered):
-        used = 0.0
-        for index, group in enumerate(ordered):
-            used += budget.share(group.next_token_kl, group.label_shift)
-            if used > 0.7:  # bf16 of the rest takes its part
-                return min(max(index, 1), most - 1)
-    return (least + most) // 2
+def step_back(choice: Choice, budget: Budget, measure: Measure) -> tuple[list[Sensitivity], Agreement]:
+    """The most of a chosen plan's groups, best first, that hold on other texts; none where bf16 does not."""
+    plan, sums = choice.groups, replace(choice.sums, budget=budget)
+    for _ in range(ROUNDS):
+        found = measure(plan)
+        if not plan or budget.broken(found) is None:
+            return plan, found
+        sums = sums.corrected(plan, found)
+        fewer = sums.fill(plan)
+        plan = fewer if len(fewer) < len(plan) else plan[:-1]
+    return [], measure([])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.ops.portable.quantised import E4M3, E4M3_MAX, MIN_SCALE, quantise_per_token, quantise_static
-from engine.quant.gptq import compensate
+from engine.quant.gptq import Compensation, compensate
 from engine.quant.rows import Rows
 
 HEADROOM = 2.0  # the largest calibrated value maps to half of the range; it costs e4m3 nothing
@@ -37,7 +37,7 @@ class E4m3Matrix:
         return rows.finish((values.float() @ self.weight.float().T) * (scale * self.weight_scale))
 
 
-def make_e4m3(weight: Tensor, hessian: Tensor | None, largest: float | None) -> E4m3Matrix:
+def make_e4m3(weight: Tensor, hessian: Tensor | Compensation | None, largest: float | None) -> E4m3Matrix:
     """weight float32[N, K]; hessian: of its inputs, None rounds to nearest; `largest` input value of a static
     scale."""
     weight_scale = max(float(weight.abs().max()) / E4M3_MAX, MIN_SCALE)

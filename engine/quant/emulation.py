@@ -24,6 +24,7 @@ from engine.quant.rows import Matrix, Rows
 
 Place = tuple[int, str]  # layer, kind: qkv, output, gate_up, down
 Observer = Callable[[int, str, Rows], None]
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q, k, v [T, heads, D] -> [T, heads, D]
 MODULES = {"qkv": "attention.qkv", "output": "output", "gate_up": "gate_up", "down": "down"}
 NORMS = {"qkv": "attention_norm", "gate_up": "mlp_norm"}
 
@@ -77,9 +78,10 @@ class EmulatedDecoder:
 
     def step(
         self, layer: int, stream: Stream, batch: Batch, matrices: Mapping[Place, Matrix],
-        observe: Observer | None = None,
+        observe: Observer | None = None, attend: Attend | None = None,
     ) -> Stream:  # fmt: skip
-        """One layer. A place that `matrices` does not name is float32."""
+        """One layer. A place that `matrices` does not name is float32; `attend`: to something else than the
+        batch's own tokens."""
         x = stream.x
 
         def apply(kind: str, rows: Rows) -> Tensor:
@@ -94,7 +96,7 @@ class EmulatedDecoder:
             return product if bias is None else product + bias.float()
 
         qkv_rows, rms = self._normed(x, stream.before)
-        x = self._store(x + apply("output", Rows(self._attend(layer, apply("qkv", qkv_rows), batch))))
+        x = self._store(x + apply("output", Rows(self._attend(layer, apply("qkv", qkv_rows), batch, attend))))
         gate_up_rows, rms = self._normed(x, rms)
         gate, up = apply("gate_up", gate_up_rows).chunk(2, dim=-1)
         return Stream(self._store(x + apply("down", Rows(F.silu(gate) * up))), rms)
@@ -107,21 +109,24 @@ class EmulatedDecoder:
         return normed.inputs @ self._unrotate
 
     def run(
-        self, packed: PackedBatch, matrices: Mapping[Place, Matrix], exact: Tensor | None = None
-    ) -> Tensor:
+        self, packed: PackedBatch, matrices: Mapping[Place, Matrix], exact: Tensor | None = None,
+        attend: Attend | None = None,
+    ) -> Tensor:  # fmt: skip
         """All layers: hidden float32[num_samples, H]."""
         stream, batch = self.begin(packed, exact)
         for layer in range(self.architecture.num_layers):
-            stream = self.step(layer, stream, batch, matrices)
+            stream = self.step(layer, stream, batch, matrices, attend=attend)
         return self.finish(stream, batch)
 
-    def _attend(self, layer: int, qkv: Tensor, batch: Batch) -> Tensor:
+    def _attend(self, layer: int, qkv: Tensor, batch: Batch, attend: Attend | None) -> Tensor:
         a, packed = self.architecture, batch.packed
         heads = qkv.reshape(len(qkv), -1, a.head_dim)
         q, k, v = torch.split(heads, [a.num_heads, a.num_kv_heads, a.num_kv_heads], dim=1)
         if a.qk_norm:
             q, k = (self._head_norm(x, layer, name) for x, name in ((q, "q_norm"), (k, "k_norm")))
         q, k, v = (self._store(x) for x in (rotate(q, batch.rotation), rotate(k, batch.rotation), v))
+        if attend is not None:
+            return attend(layer, q, k, v).flatten(1)
         return packed_attention(q, k, v, packed.cu_seqlens, packed.max_seqlen).flatten(1)
 
     def _head_norm(self, x: Tensor, layer: int, name: str) -> Tensor:

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.quant.gptq import compensate
+from engine.quant.gptq import Compensation, compensate
 from engine.quant.integers import LARGEST, MIN_SCALE, multiply, round_int8
 from engine.quant.rotation import hadamard
 from engine.quant.rows import Rows
@@ -103,7 +103,7 @@ class Int8Matrix:
         return rows.finish(multiply(values, scale, self.weight, self.weight_scale))
 
 
-def make_int8(rule: InputRule, weight: Tensor, second_moments: Tensor | None) -> Int8Matrix:
+def make_int8(rule: InputRule, weight: Tensor, second_moments: Tensor | Compensation | None) -> Int8Matrix:
     """weight float32[N, K] of the plain inputs; second_moments[K, K]: X^T X of the inputs as `rule` folds
     them, None rounds to nearest."""
     folded = rule.fold(weight)

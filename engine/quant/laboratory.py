@@ -1,4 +1,4 @@
-"""A model on the bench: plain and rotated, its matrices under each scheme, its reference answers.
+"""A model on the bench: in each form, its matrices under each scheme, its reference answers.
 
 Everything is made when first asked for and kept: about three copies of the model in float32.
 """
@@ -18,7 +18,7 @@ from engine.quant.emulation import EmulatedDecoder, Place
 from engine.quant.preparation import Shelf, prepare, principal_axes
 from engine.quant.rotation import rotate
 from engine.quant.rows import Matrix
-from engine.quant.schemes import ROTATED, Scheme
+from engine.quant.schemes import Form, Scheme, whole_form
 from engine.quant.texts import Text, first_tokens
 
 CALIBRATION_TOKENS = 8192  # second moments of a few thousand columns; GPTQ wants not many more
@@ -40,60 +40,57 @@ class Laboratory:
         self.model = model
         self._calibrate = first_tokens(calibrate, CALIBRATION_TOKENS)
         self._say = say
-        # rotated or not -> weights, unrotate
-        self._weights: dict[bool, tuple[Mapping[str, Tensor], Tensor | None]] = {}
-        self._weights[False] = (model.weights, None)
-        self._shelf: Shelf = {}
-        self._rest: dict[bool, dict[Place, Matrix]] = {}
+        # weights, unrotate
+        self._weights: dict[Form, tuple[Mapping[str, Tensor], Tensor | None]] = {}
+        self._weights["plain"] = (model.weights, None)
+        self._shelves: dict[Form, Shelf] = {"plain": {}, "heads": {}, "stream": {}}
         self._references: dict[tuple[Text, ...], Answers] = {}
 
-    def decoder(self, rotated: bool, carrier: torch.dtype = torch.float32) -> EmulatedDecoder:
+    def decoder(self, form: Form, carrier: torch.dtype = torch.float32) -> EmulatedDecoder:
         """`carrier`: what is stored between matrices; a device stores bf16."""
-        if rotated and True not in self._weights:
-            self._say("finding the axes of the residual stream")
-            axes = principal_axes(self.decoder(False), *self._packed())
-            found = rotate(self.model.weights, self.model.architecture, axes)
-            self._weights[True] = (found.weights, found.unrotate)
-        weights, unrotate = self._weights[rotated]
+        if form not in self._weights:
+            self._weights[form] = self._rotate(form)
+        weights, unrotate = self._weights[form]
         return EmulatedDecoder(self.model.architecture, weights, unrotate, carrier)
 
-    def prepare(self, schemes: Sequence[Scheme]) -> None:
+    def _rotate(self, form: Form) -> tuple[Mapping[str, Tensor], Tensor]:
+        axes = None
+        if form == "stream":
+            self._say("finding the axes of the residual stream")
+            axes = principal_axes(self.decoder("plain"), *self._packed())
+        found = rotate(self.model.weights, self.model.architecture, axes, still=form == "heads")
+        return found.weights, found.unrotate
+
+    def prepare(self, form: Form, schemes: Sequence[Scheme]) -> None:
         """Make the matrices of several schemes at once, which runs the calibration texts fewer times."""
-        packed, exact = self._packed()
-        for rotated in (False, True):
-            wanted = [s for s in schemes if s not in self._shelf and (s in ROTATED) == rotated]
-            if not wanted:
-                continue
-            self._say(f"calibrating {', '.join(wanted)}")
-            made = prepare(self.decoder(rotated), packed, exact, list(dict.fromkeys(["bf16", *wanted])))
-            self._rest.setdefault(rotated, made["bf16"])
-            self._shelf |= {scheme: made[scheme] for scheme in wanted}
+        shelf = self._shelves[form]
+        wanted: list[Scheme] = [each for each in dict.fromkeys(["bf16", *schemes]) if each not in shelf]
+        if wanted:
+            self._say(f"calibrating {', '.join(wanted)}" + ("" if form == "plain" else f", {form} rotated"))
+            shelf |= prepare(self.decoder(form), *self._packed(), wanted, form)
 
     def _packed(self) -> tuple[PackedBatch, Tensor | None]:
         packed = pack([text.ids for text in self._calibrate])
         return packed, exact_rows(self._calibrate, len(packed.input_ids))
 
-    def rest(self, scheme: Scheme) -> dict[Place, Matrix]:
-        """The bf16 matrices of a plan that mixes the scheme with bf16: of the same form, rotated or not."""
-        self.prepare([scheme])
-        return self._rest[scheme in ROTATED]
-
-    def matrices(self, scheme: Scheme) -> dict[Place, Matrix]:
-        self.prepare([scheme])
-        return self._shelf[scheme]
+    def matrices(self, scheme: Scheme, form: Form | None = None) -> dict[Place, Matrix]:
+        """`form`: the scheme's own where None."""
+        form = form or whole_form(scheme)
+        self.prepare(form, [scheme])
+        return self._shelves[form][scheme]
 
     def reference(self, texts: Sequence[Text]) -> Answers:
         """float32's answers."""
         key = tuple(texts)
         if key not in self._references:
-            self._references[key] = answer(self.decoder(False), self.model.head, texts, {})
+            self._references[key] = answer(self.decoder("plain"), self.model.head, texts, {})
         return self._references[key]
 
     def measure(
-        self, texts: Sequence[Text], matrices: Mapping[Place, Matrix], *, rotated: bool,
+        self, texts: Sequence[Text], matrices: Mapping[Place, Matrix], *, form: Form,
         carrier: torch.dtype = torch.bfloat16, prefix: bool = True,
     ) -> Agreement:  # fmt: skip
         """A plan against float32. Places without a matrix are float32."""
-        decoder = self.decoder(rotated, carrier)
+        decoder = self.decoder(form, carrier)
         found = answer(decoder, self.model.head, texts, matrices, prefix=prefix)
         return compare(self.reference(texts), found, texts)

@@ -6,46 +6,53 @@ second moments of only one matrix are in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from engine.packed import PackedBatch
 from engine.quant.emulation import EmulatedDecoder, Place
+from engine.quant.gptq import Compensation
 from engine.quant.rows import STREAM, Matrix, Rows
-from engine.quant.schemes import Scheme, make_matrix, unserved
+from engine.quant.schemes import Form, Scheme, make_matrix, unserved
 
 Shelf = dict[Scheme, dict[Place, Matrix]]
 
 
 def prepare(
     decoder: EmulatedDecoder, packed: PackedBatch, exact: Tensor | None, schemes: Sequence[Scheme],
-    *, compensated: bool = True, say: Callable[[str], None] = lambda _: None,
+    form: Form | None = None, *, compensated: bool = True,
 ) -> Shelf:  # fmt: skip
     """`packed`: the calibration texts; `exact` bool[T]: tokens that no 8-bit matrix will see, left out.
 
-    A kind that a scheme does not serve is made in bf16.
+    `form`: the decoder's. A kind that a scheme does not serve is made in bf16.
     """
     shelf: Shelf = {scheme: {} for scheme in schemes}
     heads = decoder.architecture.num_heads
-    left_out = {scheme: unserved(scheme, decoder.architecture) for scheme in schemes}
+    left_out = {scheme: unserved(scheme, decoder.architecture, form) for scheme in schemes}
 
     def make(layer: int, kind: str, rows: Rows) -> None:
         place = (layer, kind)
         used = rows if exact is None else rows.take(~exact)
-        for scheme in schemes:
-            served: Scheme = "bf16" if kind in left_out[scheme] else scheme
-            # A checkpoint's own bf16 is rounded to nearest, as it was published; a rotated one is not that.
-            careful = compensated and (scheme != "bf16" or decoder.rotated)
-            shelf[scheme][place] = make_matrix(
-                served, kind, decoder.plain[place].weight, used, heads, compensated=careful
-            )
+        served: dict[Scheme, Scheme] = {each: "bf16" if kind in left_out[each] else each for each in schemes}
+        # A checkpoint's own bf16 is rounded to nearest, as it was published; a rotated one is not that.
+        careful = {each: compensated and (each != "bf16" or decoder.rotated) for each in served.values()}
+        known = None
+        if any(careful.values()):
+            inputs = used.inputs
+            known = Compensation(inputs.T @ inputs)
+        weight = decoder.plain[place].weight
+        made = {
+            each: make_matrix(each, kind, weight, used, heads, compensated=careful[each], known=known)
+            for each in careful
+        }
+        for scheme, theirs in served.items():
+            shelf[scheme][place] = made[theirs]
 
     with torch.inference_mode():
         stream, batch = decoder.begin(packed)
         for layer in range(decoder.architecture.num_layers):
-            say(f"layer {layer + 1} of {decoder.architecture.num_layers}")
             stream = decoder.step(layer, stream, batch, {}, make)
     return shelf
 

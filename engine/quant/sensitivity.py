@@ -35,9 +35,9 @@ class Sensitivity:
 
 def measure_sensitivity(
     decoder: EmulatedDecoder, head: Tensor, texts: Sequence[Text], matrices: Mapping[Place, Matrix],
-    *, layers_a_group: int, say: Callable[[str], None] = lambda _: None,
+    *, layers_a_group: int, kinds: Sequence[str] = KINDS, say: Callable[[str], None] = lambda _: None,
 ) -> list[Sensitivity]:  # fmt: skip
-    """For each kind and group of layers, with `matrices` of one scheme."""
+    """For each kind and group of layers, with the 8-bit `matrices` of one plan."""
     num_layers = decoder.architecture.num_layers
     reference = answer(decoder, head, texts, {})
     found = []
@@ -48,7 +48,7 @@ def measure_sensitivity(
         for first in range(0, num_layers, layers_a_group):
             last = min(first + layers_a_group, num_layers) - 1
             say(f"sensitivity of layers {first} to {last}")
-            for kind in KINDS:
+            for kind in kinds:
                 group = {(layer, kind): matrices[layer, kind] for layer in range(first, last + 1)}
                 hidden = [_rest(decoder, stream, batch, first, group) for stream, batch in states]
                 measured = compare(reference, Answers(torch.cat(hidden) @ head.T), texts)

@@ -8,7 +8,7 @@ chose. One line a plan as it is measured, then one JSON line. Plans:
     SCHEME/KIND        matrices of that kind alone, all else float32: a part of the error
     SCHEME/weights     rounded weights alone, all else float32
     SCHEME/float32     every matrix, tensors between them in float32
-    auto/SCHEME        the choice within the default budget
+    auto/FAMILY        the choice within the default budget: auto/int8, auto/int8+e4m3, auto/e4m3_static
 """
 
 from __future__ import annotations
@@ -32,18 +32,20 @@ from engine.quant.budget import Budget
 from engine.quant.emulation import Place
 from engine.quant.int8 import Int8Matrix, StaticHeads
 from engine.quant.laboratory import Laboratory
+from engine.quant.planning import INT8, STILL, Planner, families
 from engine.quant.requests import TextSets
 from engine.quant.rows import Matrix, Rows
-from engine.quant.schemes import KINDS, ROTATED, Scheme
-from engine.quant.study import choose_plan
+from engine.quant.schemes import KINDS, Scheme, whole_form
+from engine.quant.speed import plan_us
 from tools.accuracy import DEMO, read_calibration
 from tools.bench.provenance import provenance
 from tools.model_cache import smollm2_gguf
 
 DEFAULT = (
-    "bf16 e4m3_static e4m3_token int8 int8_exact int8/noprefix auto/int8 int8/float32 int8/weights int8/qkv "
-    "int8/output int8/gate_up int8/down"
+    "bf16 e4m3_static e4m3_token int8 int8_exact int8/noprefix auto/int8 auto/int8+e4m3 int8/float32 "
+    "int8/weights int8/qkv int8/output int8/gate_up int8/down"
 )
+FAMILIES = (INT8, STILL, *families(["e4m3_static"]))
 BOUNDS = BatchBounds(samples=64, tokens=4096, tokens_per_sample=512)
 
 
@@ -71,24 +73,37 @@ def measure(laboratory: Laboratory, texts: TextSets, plan: str) -> Agreement:
     """One plan as the module's docstring names them."""
     first, _, part = plan.partition("/")
     if first == "auto":
-        scheme = _scheme(part)
-        chosen = choose_plan(laboratory, texts, scheme, Budget(), lambda stage: tell(f"  {stage}"))
-        places = sorted(chosen.plan)
-        tell(f"  chosen: {len(places)} of {len(chosen.matrices)} matrices, {chosen.us:.0f} us")
-        for kind in KINDS:
-            tell(f"  {kind}: layers {[layer for layer, each in places if each == kind]}")
-        return laboratory.measure(texts.judge, chosen.matrices, rotated=scheme in ROTATED)
+        return choose(laboratory, texts, part)
     scheme = _scheme(first)
-    rotated, matrices = scheme in ROTATED, laboratory.matrices(scheme)
+    form, matrices = whole_form(scheme), laboratory.matrices(scheme)
     if part in KINDS or part == "weights":
         some: dict[Place, Matrix] = {p: m for p, m in matrices.items() if part in (p[1], "weights")}
         if part == "weights":
             some = {p: RoundedWeights(m) for p, m in some.items() if isinstance(m, Int8Matrix)}
-        return laboratory.measure(texts.judge, some, rotated=rotated, carrier=torch.float32)
+        return laboratory.measure(texts.judge, some, form=form, carrier=torch.float32)
     carrier = torch.float32 if part == "float32" else torch.bfloat16
-    return laboratory.measure(
-        texts.judge, matrices, rotated=rotated, carrier=carrier, prefix=part != "noprefix"
-    )
+    return laboratory.measure(texts.judge, matrices, form=form, carrier=carrier, prefix=part != "noprefix")
+
+
+def choose(laboratory: Laboratory, texts: TextSets, name: str) -> Agreement:
+    """What `auto` does for one family of plans, step by step."""
+    family = next((each for each in FAMILIES if each.name == name), None)
+    if family is None:
+        raise SystemExit(f"--plans: {name!r} is no family of {', '.join(each.name for each in FAMILIES)}")
+    planner = Planner(laboratory, family, texts.choose, lambda stage: tell(f"  {stage}"))
+    for group in planner.groups:
+        where = f"{group.kind} {group.first}-{group.last}"
+        tell(f"  {where}: shift {group.label_shift or 0.0:.4f}, KL {group.next_token_kl:.6f}")
+    choice = planner.choose(Budget())
+    found = choice.agreement
+    tell(f"  while choosing: shift {found.label_shift or 0.0:.4f}, KL {found.next_token_kl:.5f}")
+    chosen, agreement = planner.verify(choice, Budget(), texts.judge)
+    bf16_us = plan_us(laboratory.model.architecture, {})
+    speed = f"{bf16_us / chosen.us:.3f} times bf16's speed"
+    tell(f"  {len(chosen.plan)} of {len(chosen.matrices)} matrices, {speed}")
+    for kind in KINDS:
+        tell(f"  {kind}: layers {[layer for layer, each in sorted(chosen.plan) if each == kind]}")
+    return agreement
 
 
 def _scheme(name: str) -> Scheme:

@@ -9,7 +9,7 @@ import pytest
 from engine.errors import ConfigError
 from engine.quant.agreement import Agreement
 from engine.quant.budget import Budget
-from engine.quant.choice import choose, order_groups
+from engine.quant.choice import choose, order_groups, step_back
 from engine.quant.sensitivity import Sensitivity
 from engine.quant.speed import matrix_us, plan_us
 
@@ -21,22 +21,62 @@ def kl_of(chosen: Sequence[Sensitivity], factor: float = 1.0) -> Agreement:
     return Agreement(9, None, None, None, BF16_KL + factor * sum(group.next_token_kl for group in chosen))
 
 
+def save_alike(_: Sensitivity) -> float:
+    return 1.0
+
+
+def places(groups: Sequence[Sensitivity]) -> list[int]:
+    return sorted(group.first for group in groups)
+
+
 def test_the_most_that_holds_is_taken() -> None:
-    chosen, found = choose(GROUPS, lambda group: 1.0, Budget(kl=0.003), kl_of)
-    assert sorted(group.first for group in chosen) == [0, 2, 4]
-    assert found.next_token_kl == pytest.approx(0.0023)
+    found = choose(GROUPS, save_alike, Budget(kl=0.003), kl_of)
+    assert places(found.groups) == [0, 2, 4]
+    assert found.agreement.next_token_kl == pytest.approx(0.0023)
 
 
-def test_a_measurement_counts_and_not_the_sum() -> None:
-    chosen, found = choose(GROUPS, lambda group: 1.0, Budget(kl=0.003), lambda some: kl_of(some, 3.0))
-    assert sorted(group.first for group in chosen) == [0, 2]
-    assert found.next_token_kl <= 0.003
+@pytest.mark.parametrize(("factor", "expected"), [(3.0, [0, 2]), (0.3, [0, 2, 3, 4])])
+def test_a_measurement_counts_and_not_the_sum(factor: float, expected: list[int]) -> None:
+    asked: list[list[int]] = []
+
+    def measure(some: Sequence[Sensitivity]) -> Agreement:
+        asked.append(places(some))
+        return kl_of(some, factor)
+
+    found = choose(GROUPS, save_alike, Budget(kl=0.003), measure)
+    assert places(found.groups) == expected
+    assert found.agreement.next_token_kl <= 0.003
+    assert asked == [[], [0, 2, 4], expected]
+
+
+def test_shifts_add_up_squared() -> None:
+    groups = [Sensitivity("down", i, i, 1e-6, 0.02) for i in range(9)]
+
+    def measure(some: Sequence[Sensitivity]) -> Agreement:
+        return Agreement(9, (0.03**2 + 0.02**2 * len(some)) ** 0.5, None, None, 0.001)
+
+    assert len(choose(groups, save_alike, Budget(), measure).groups) == 4
+
+
+def test_a_large_group_that_does_not_fit_leaves_room_for_small_ones() -> None:
+    chosen = choose(GROUPS, lambda group: 1000.0 if group.first == 1 else 1.0, Budget(kl=0.003), kl_of)
+    assert places(chosen.groups) == [0, 2, 4]
 
 
 def test_everything_where_everything_holds_and_nothing_where_bf16_does_not() -> None:
-    assert len(choose(GROUPS, lambda group: 1.0, Budget(kl=1.0), kl_of)[0]) == len(GROUPS)
-    chosen, found = choose(GROUPS, lambda group: 1.0, Budget(kl=0.0005), kl_of)
-    assert (chosen, found.next_token_kl) == ([], BF16_KL)
+    assert len(choose(GROUPS, save_alike, Budget(kl=1.0), kl_of).groups) == len(GROUPS)
+    found = choose(GROUPS, save_alike, Budget(kl=0.0005), kl_of)
+    assert (found.groups, found.agreement.next_token_kl) == ([], BF16_KL)
+
+
+def test_other_texts_take_back_what_does_not_hold_there() -> None:
+    budget = Budget(kl=0.003)
+    choice = choose(GROUPS, save_alike, budget, kl_of)
+    kept, found = step_back(choice, budget, lambda some: kl_of(some, 2.0))
+    assert places(kept) == [0, 2]
+    assert found.next_token_kl == pytest.approx(0.002)
+    assert step_back(choice, budget, kl_of) == (choice.groups, choice.agreement)
+    assert step_back(choice, Budget(kl=0.0005), kl_of)[0] == []
 
 
 def test_time_saved_for_the_answers_moved_and_no_group_that_saves_nothing() -> None:

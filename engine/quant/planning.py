@@ -1,0 +1,134 @@
+"""Plans that mix schemes: which families there are, and the fastest plan of one that holds a budget.
+
+A matrix' input is quantised by whatever makes it for that one matrix, so any matrix may have any scheme
+beside any other; only the form of the decoder (engine.quant.schemes) is common to all of it.
+
+    int8          the stream rotated, int8 anywhere: what serves where most of the model is to be in 8 bits
+    int8+e4m3     the stream in its own channels, whose bf16 is the more exact one; int8 for what does not
+                  read the stream, e4m3 for what does
+    e4m3_*        nothing rotated, e4m3 anywhere
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.quant.agreement import Agreement
+from engine.quant.budget import Budget
+from engine.quant.choice import Choice, choose, step_back
+from engine.quant.emulation import Place
+from engine.quant.floats import Bf16Matrix
+from engine.quant.int8 import ExactRows, Int8Matrix
+from engine.quant.laboratory import Laboratory
+from engine.quant.rows import STREAM, Matrix
+from engine.quant.schemes import KINDS, Form, Scheme
+from engine.quant.sensitivity import Sensitivity, measure_sensitivity
+from engine.quant.speed import matrix_us, plan_us
+from engine.quant.texts import Text
+
+SENSITIVITY_TEXTS, GROUPS = 64, 10
+CAUTION = 0.9  # of the budget while choosing: other texts differ by a tenth
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Family:
+    """`schemes`: of each kind of matrix where it is in 8 bits, which kinds without stay bf16."""
+
+    name: str
+    form: Form
+    schemes: Mapping[str, Scheme]
+
+    def matrices(self, laboratory: Laboratory) -> dict[Place, Matrix]:
+        """All in 8 bits that can be."""
+        laboratory.prepare(self.form, list(self.schemes.values()))
+        found = dict(laboratory.matrices("bf16", self.form))
+        for kind, scheme in self.schemes.items():
+            found |= {p: m for p, m in laboratory.matrices(scheme, self.form).items() if p[1] == kind}
+        return found
+
+
+INT8 = Family("int8", "stream", dict.fromkeys(KINDS, "int8"))
+STILL = Family(
+    "int8+e4m3", "heads",
+    {"output": "int8", "down": "int8", "qkv": "e4m3_static", "gate_up": "e4m3_static"},
+)  # fmt: skip
+
+
+def families(schemes: Sequence[Scheme]) -> list[Family]:
+    """What may be chosen from where these schemes have kernels."""
+    e4m3 = [each for each in schemes if each.startswith("e4m3")]
+    if "int8" in schemes and "e4m3_static" in schemes:
+        return [INT8, STILL]  # e4m3 where int8 does better is in it
+    if "int8" in schemes:
+        return [INT8, Family("int8, still", "heads", {"output": "int8", "down": "int8"})]
+    return [Family(each, "plain", dict.fromkeys(KINDS, each)) for each in e4m3]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A plan of 8 bits and bf16 in one form, and its estimated time."""
+
+    family: Family
+    plan: dict[Place, Scheme]
+    matrices: dict[Place, Matrix]
+    us: float
+
+
+class Planner:
+    """One family's matrices and sensitivities, and the choice among them."""
+
+    def __init__(self, laboratory: Laboratory, family: Family, texts: Sequence[Text], say: Say) -> None:
+        """`texts`: to choose by."""
+        self.family = family
+        self._laboratory, self._texts, self._say = laboratory, texts, say
+        self._matrices = family.matrices(laboratory)
+        self._rest = laboratory.matrices("bf16", family.form)
+        self._exact = exact_places(self._matrices)
+        architecture = laboratory.model.architecture
+        self.groups = measure_sensitivity(
+            laboratory.decoder(family.form), laboratory.model.head, texts[:SENSITIVITY_TEXTS],
+            self._matrices, kinds=tuple(family.schemes), say=say,
+            layers_a_group=max(1, -(-architecture.num_layers // GROUPS)),
+        )  # fmt: skip
+
+    def choose(self, budget: Budget) -> Choice:
+        """On the texts to choose by, within a little less than the budget."""
+        cautious = Budget(CAUTION * budget.label_shift, CAUTION * budget.kl)
+        return choose(self.groups, self._saved, cautious, lambda chosen: self.measure(self._texts, chosen))
+
+    def verify(self, choice: Choice, budget: Budget, texts: Sequence[Text]) -> tuple[Chosen, Agreement]:
+        """On texts that did not choose, with fewer groups where that takes it."""
+        groups, found = step_back(choice, budget, lambda chosen: self.measure(texts, chosen))
+        return self.plan(groups), found
+
+    def plan(self, groups: Sequence[Sensitivity]) -> Chosen:
+        architecture, schemes = self._laboratory.model.architecture, self.family.schemes
+        matrices = self._mixed(groups)
+        plan = {p: schemes[p[1]] for p, m in matrices.items() if not isinstance(m, Bf16Matrix)}
+        return Chosen(self.family, plan, matrices, plan_us(architecture, plan, self._exact))
+
+    def measure(self, texts: Sequence[Text], groups: Sequence[Sensitivity]) -> Agreement:
+        self._say(f"measuring {self.family.name} in {len(groups)} of {len(self.groups)} groups")
+        return self._laboratory.measure(texts, self._mixed(groups), form=self.family.form)
+
+    def _mixed(self, groups: Sequence[Sensitivity]) -> dict[Place, Matrix]:
+        return self._rest | {place: self._matrices[place] for group in groups for place in group.places}
+
+    def _saved(self, group: Sensitivity) -> float:
+        architecture, scheme = self._laboratory.model.architecture, self.family.schemes[group.kind]
+        return sum(
+            matrix_us(architecture, group.kind, "bf16")
+            - matrix_us(architecture, group.kind, scheme, exact=place in self._exact)
+            for place in group.places
+            if not isinstance(self._matrices[place], Bf16Matrix)
+        )
+
+
+def exact_places(matrices: Mapping[Place, Matrix]) -> frozenset[Place]:
+    """Places whose residual scale needs a pass of its own."""
+    return frozenset(
+        place for place, matrix in matrices.items()
+        if place[1] in STREAM and isinstance(matrix, Int8Matrix) and isinstance(matrix.rule, ExactRows)
+    )  # fmt: skip
