@@ -37,7 +37,8 @@ def accuracy_table(accuracy: Mapping[str, Any]) -> Table:
     """The manifest's account: emulated plans, what was chosen, and the artifact itself as measured."""
     budget = accuracy["budget"]
     title = f"against float32; budget: shift {budget['label_shift']:g}, KL {budget['kl']:g}"
-    table = Table("", "label shift", "next-token KL", "same label", "texts", "8 bits", "speed", title=title)
+    columns = ["", "label shift", "next-token KL", "same label", "texts", "winners", "8 bits", "speed"]
+    table = Table(*columns, title=title)
     for plan in accuracy["plans"]:
         share, speed = f"{plan['eight_bits']:.0%}", f"{plan['speed']:.2f}x"
         table.add_row(f"{plan['name']} (emulated)", *agreement_cells(plan["agreement"]), share, speed)
@@ -47,11 +48,14 @@ def accuracy_table(accuracy: Mapping[str, Any]) -> Table:
 
 
 def agreement_cells(agreement: Mapping[str, Any]) -> list[str]:
-    """An Agreement's numbers as the table shows them; a dash where the texts have no labels."""
+    """An Agreement's numbers as the table shows them; a dash where the texts have no labels, or nothing was
+    searched."""
     shift, same = agreement["label_shift"], agreement["label_agreement"]
+    ranks = agreement.get("ranks")
     return [
         "-" if shift is None else f"{shift:.4f}",
         f"{agreement['next_token_kl']:.5f}",
         "-" if same is None else f"{same:.3f}",
         str(agreement["texts"]),
+        "-" if ranks is None else f"{ranks['winners']:.3f}",
     ]

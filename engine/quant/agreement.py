@@ -1,4 +1,4 @@
-"""How far a plan's answers are from float32's on the same texts: three numbers that a user can weigh.
+"""How far a plan's answers are from float32's on the same texts: numbers that a user can weigh.
 
 label shift       mean over texts and labels of |log p(label) - log p32(label)|, p over the labels
 next-token KL     mean over texts of sum p32 (log p32 - log p) over the whole vocabulary
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.quant.emulation import EmulatedDecoder, Place
+from engine.quant.ranks import Ranks
 from engine.quant.rows import Matrix
 from engine.quant.texts import Text, batches, exact_tokens
 
@@ -41,6 +42,7 @@ class Agreement:
     label_shift_max: float | None
     label_agreement: float | None
     next_token_kl: float
+    ranks: Ranks | None = None  # of the searches among the texts, where there are any
 
 
 def answer(

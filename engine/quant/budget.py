@@ -16,12 +16,16 @@ from engine.quant.agreement import Agreement
 
 @dataclass(frozen=True)
 class Budget:
-    """Most mean label shift, most mean KL of the next token; see engine.quant.agreement."""
+    """Most mean label shift, most mean KL of the next token (engine.quant.agreement), least share of a
+    search's winners (engine.quant.ranks)."""
 
     label_shift: float = 0.05
     kl: float = 0.004
+    winners: float = 0.9
 
     def __post_init__(self) -> None:
+        if not 0 <= self.winners <= 1:
+            raise ConfigError("min_winners", self.winners, "must be from 0 to 1")
         for key in ("label_shift", "kl"):
             if not getattr(self, key) >= 0:
                 raise ConfigError(f"max_{key}", getattr(self, key), "must be 0 or more")
@@ -32,6 +36,8 @@ class Budget:
             return f"mean label shift {found.label_shift:.4f}, allowed {self.label_shift:g}"
         if not found.next_token_kl <= self.kl:
             return f"mean KL {found.next_token_kl:.5f}, allowed {self.kl:g}"
+        if found.ranks is not None and not found.ranks.winners >= self.winners:
+            return f"winners of a search shared {found.ranks.winners:.3f}, wanted {self.winners:g}"
         return None
 
     def share(self, kl: float, label_shift: float | None) -> float:

@@ -6,7 +6,7 @@ Everything is made when first asked for and kept: about three copies of the mode
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,13 +14,17 @@ from torch import Tensor
 from engine.models.architecture import Architecture
 from engine.packed import PackedBatch, pack
 from engine.quant.agreement import Agreement, Answers, answer, compare, exact_rows
+from engine.quant.beams import find_winners
 from engine.quant.emulation import EmulatedDecoder, Place
 from engine.quant.preparation import Shelf, prepare, principal_axes
+from engine.quant.ranks import Winners, compare_ranks
 from engine.quant.rotation import rotate
 from engine.quant.rows import Matrix
 from engine.quant.schemes import Form, Scheme, whole_form
 from engine.quant.texts import Text, first_tokens
 
+SEARCHES = 8  # prompts to search from in one measurement: at 100 beams of 5 tokens half a minute of a CPU
+MOST_WIDTH, MOST_STEPS = 100, 4
 CALIBRATION_TOKENS = 8192  # second moments of a few thousand columns; GPTQ wants not many more
 
 
@@ -44,6 +48,7 @@ class Laboratory:
         self._weights: dict[Form, tuple[Mapping[str, Tensor], Tensor | None]] = {}
         self._weights["plain"] = (model.weights, None)
         self._shelves: dict[Form, Shelf] = {"plain": {}, "heads": {}, "stream": {}}
+        self._winners: dict[Text, Winners] = {}
         self._references: dict[tuple[Text, ...], Answers] = {}
 
     def decoder(self, form: Form, carrier: torch.dtype = torch.float32) -> EmulatedDecoder:
@@ -90,7 +95,28 @@ class Laboratory:
         self, texts: Sequence[Text], matrices: Mapping[Place, Matrix], *, form: Form,
         carrier: torch.dtype = torch.bfloat16, prefix: bool = True,
     ) -> Agreement:  # fmt: skip
-        """A plan against float32. Places without a matrix are float32."""
+        """A plan against float32. Places without a matrix are float32. Of texts whose pipeline searches, the
+        first few are searched from too."""
         decoder = self.decoder(form, carrier)
         found = answer(decoder, self.model.head, texts, matrices, prefix=prefix)
-        return compare(self.reference(texts), found, texts)
+        agreement = compare(self.reference(texts), found, texts)
+        prompts = [text for text in texts if text.search is not None][:SEARCHES]
+        if not prompts:
+            return agreement
+        for text in prompts:
+            if text not in self._winners:
+                self._winners[text] = search_from(self.decoder("plain"), self.model.head, text, {})
+        expected = [self._winners[text] for text in prompts]
+        prompts = prompts if prefix else [replace(text, prefix=0) for text in prompts]
+        ours = [search_from(decoder, self.model.head, text, matrices) for text in prompts]
+        return replace(agreement, ranks=compare_ranks(expected, ours))
+
+
+def search_from(
+    decoder: EmulatedDecoder, head: Tensor, text: Text, matrices: Mapping[Place, Matrix]
+) -> Winners:
+    """As far as its pipeline searches, within what an emulation can bear."""
+    assert text.search is not None
+    width, steps = text.search
+    width, steps = max(2, min(width, MOST_WIDTH)), min(steps, MOST_STEPS)
+    return find_winners(decoder, head, text, matrices, width=width, steps=steps)

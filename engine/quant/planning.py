@@ -12,7 +12,7 @@ beside any other; only the form of the decoder (engine.quant.schemes) is common 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.quant.agreement import Agreement
 from engine.quant.budget import Budget
@@ -95,7 +95,7 @@ class Planner:
 
     def choose(self, budget: Budget) -> Choice:
         """On the texts to choose by, within a little less than the budget."""
-        cautious = Budget(CAUTION * budget.label_shift, CAUTION * budget.kl)
+        cautious = replace(budget, label_shift=CAUTION * budget.label_shift, kl=CAUTION * budget.kl)
         return choose(self.groups, self._saved, cautious, lambda chosen: self.measure(self._texts, chosen))
 
     def verify(self, choice: Choice, budget: Budget, texts: Sequence[Text]) -> tuple[Chosen, Agreement]:

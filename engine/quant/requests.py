@@ -14,6 +14,7 @@ from typing import Any, cast
 from engine.errors import ConfigError, InputError
 from engine.graph import NodeContext
 from engine.heads.label_scores import label_tokens
+from engine.nodes.beam import Beam
 from engine.nodes.tokenizer import Tokenizer
 from engine.options import read_options
 from engine.pipeline_config import NodeConfig, PipelineConfig
@@ -76,13 +77,14 @@ class PipelineTexts:
         else:
             self._labels = tuple(label_tokens(tokenizer.backend_tokenizer, labels))
         self._prefix: int | None = None
+        self._search = _search(config)
 
     def read(self, samples: Sequence[WireSample]) -> list[Text]:
         """InputError for samples that the pipeline does not take."""
         ids = self._tokenize(samples)
         if self._prefix is None:
             self._prefix = self._find_prefix(samples[0], ids[0])
-        return [Text(each, self._labels, min(self._prefix, len(each) - 1)) for each in ids]
+        return [Text(each, self._labels, min(self._prefix, len(each) - 1), self._search) for each in ids]
 
     def _tokenize(self, samples: Sequence[WireSample]) -> tuple[tuple[int, ...], ...]:
         (found,) = self._node.run([(Samples(tuple(samples)),)])
@@ -114,6 +116,15 @@ def read_texts(
         return tuple(text for i, texts in enumerate(requests) if i % 5 in places for text in texts)
 
     return TextSets(part(0), part(1), part(2, 3, 4))
+
+
+def _search(config: PipelineConfig) -> tuple[int, int] | None:
+    """Width and steps; ConfigError where they are none."""
+    found = [node.settings for node in config.nodes.values() if node.kind == "beam"]
+    if not found:
+        return None
+    options = read_options(Beam.Options, found[0])
+    return options.width, options.steps
 
 
 def _only_node(config: PipelineConfig, kind: str) -> NodeConfig:

@@ -17,12 +17,14 @@ BATCH_TOKENS = 2048
 class Text:
     """Token ids of one prompt; `labels`: tokens of its pipeline's labels, none where it has none.
 
-    `prefix`: how many leading tokens every prompt of the pipeline shares, at most all but one.
+    `prefix`: how many leading tokens every prompt of the pipeline shares, at most all but one. `search`:
+    width and steps of the pipeline's beams, None where it searches for none.
     """
 
     ids: tuple[int, ...]
     labels: tuple[int, ...] = ()
     prefix: int = 0
+    search: tuple[int, int] | None = None
 
 
 def exact_tokens(texts: Sequence[Text]) -> Tensor | None:

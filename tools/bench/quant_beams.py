@@ -26,8 +26,9 @@ from engine.build.spec import Calibration
 from engine.models.checkpoint import Checkpoint, load_checkpoint
 from engine.packed import BatchBounds
 from engine.pipeline_config import read_pipeline
-from engine.quant.beams import Ranks, Winners, compare_ranks, find_winners
+from engine.quant.beams import find_winners
 from engine.quant.laboratory import Laboratory
+from engine.quant.ranks import Ranks, Winners, compare_ranks
 from engine.quant.requests import TextSets
 from engine.quant.schemes import SCHEMES, Scheme, whole_form
 from engine.quant.texts import Text

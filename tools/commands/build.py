@@ -107,6 +107,9 @@ def build(
         float, typer.Option(help="Most that a label's log-probability may move on average.")
     ] = Budget().label_shift,
     max_kl: Annotated[float, typer.Option(help="Most mean KL of the next token.")] = Budget().kl,
+    min_winners: Annotated[
+        float, typer.Option(help="Least share of the same sequences, where a pipeline searches.")
+    ] = Budget().winners,
     samples: Annotated[int, typer.Option(min=1, help="Most samples in one packed batch.")] = 256,
     tokens_per_request: Annotated[
         int, typer.Option(min=1, help="Most tokens in one packed batch, and so in one request.")
@@ -145,7 +148,7 @@ def build(
         precision=None if precision is None else precision.value,
         scaling=scaling.value,
         kernels=kernels.value,
-        calibrate=read_calibration(calibrate, pipeline or [], Budget(max_label_shift, max_kl)),
+        calibrate=read_calibration(calibrate, pipeline or [], Budget(max_label_shift, max_kl, min_winners)),
         calibration=() if calibration is None else tuple(calibration.read_text("utf-8").splitlines()),
         beam=make_beam(beam_width, beam_steps, min(beam_prompts, samples)),
     )

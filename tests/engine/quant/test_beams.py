@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from engine.packed import pack
-from engine.quant.beams import Winners, compare_ranks, find_winners
+from engine.quant.beams import find_winners
 from engine.quant.emulation import EmulatedDecoder
 from engine.quant.floats import Bf16Matrix
+from engine.quant.ranks import Winners, compare_ranks
 from engine.quant.texts import Text
 
 WIDTH, STEPS = 6, 2

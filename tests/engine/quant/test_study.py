@@ -53,3 +53,18 @@ def test_what_a_model_cannot_have_is_said(model: Model, sets: TextSets) -> None:
     assert [each.name for each in found.results] == ["bf16", "auto"]
     assert found.notes[0].startswith("int8: refused, norm.bias")
     assert {scheme for layer in found.layers for scheme in layer.values()} == {"bf16"}
+
+
+def test_a_pipeline_that_searches_is_searched(model: Model, sets: TextSets) -> None:
+    searching = TextSets(*(tuple(replace(text, labels=(), search=(6, 2)) for text in part) for part in (
+        sets.calibrate, sets.choose, sets.judge,
+    )))  # fmt: skip
+    found = run_study(model, searching, ("int8",), Budget(10.0, 10.0, winners=0.0))
+    ranks = {each.name: each.agreement.ranks for each in found.results}
+    assert ranks["bf16"] is not None
+    assert (ranks["bf16"].prompts, ranks["bf16"].width, ranks["bf16"].steps) == (8, 6, 2)
+    assert ranks["int8"] is not None
+    assert 0.5 < ranks["int8"].winners <= 1
+    assert 0 < ranks["bf16"].score_shift < ranks["int8"].score_shift
+    assert found.auto.eight_bits > 0.5
+    assert run_study(model, searching, ("int8",), Budget(10.0, 10.0, winners=1.0)).auto.eight_bits < 1
