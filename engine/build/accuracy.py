@@ -49,6 +49,7 @@ def study_accuracy(
     schemes: tuple[Scheme, ...] = ("e4m3_static", "e4m3_token", "int8")
     if spec.device == "cuda":  # what has kernels there
         schemes = ("e4m3_static",) if spec.scaling == "static" else ("e4m3_token",)
+        schemes = ("int8",) if spec.precision == "int8" else schemes
     study = run_study(model_of(checkpoint), texts, schemes, calibration.budget, progress)
     (folder / REPORT).write_text(study.to_json(), encoding="utf-8")
     (folder / CHART).write_text(study.draw(spec.name), encoding="utf-8")

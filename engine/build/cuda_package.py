@@ -17,6 +17,7 @@ from torch import Tensor
 from engine.build.calibration import calibrate
 from engine.build.compilation import compile_package, export_decoder
 from engine.build.hopper_library import compile_kernels
+from engine.build.integers import on_device, round_decoder
 from engine.build.native import default_cache
 from engine.build.probes import probe_samples
 from engine.build.spec import BuildSpec, Precision
@@ -24,10 +25,14 @@ from engine.manifest import PACKAGE, WEIGHTS
 from engine.models.architecture import Architecture
 from engine.models.checkpoint import Checkpoint
 from engine.models.cuda_decoder import CudaDecoder
-from engine.models.cuda_weights import prepare_weights
+from engine.models.cuda_weights import UNROTATE, prepare_weights
 from engine.models.decoder import PackedDecoder, no_constant
 from engine.models.plan import HopperKernels, Plan, choose_plan, restrict_plan
+from engine.models.weights import EMBEDDING, LM_HEAD
 from engine.packed import pack
+from engine.quant.laboratory import CALIBRATION_TOKENS
+from engine.quant.rotation import FINAL_NORM
+from engine.quant.texts import Text, first_tokens
 
 Progress = Callable[[str], None]
 
@@ -39,10 +44,12 @@ def write_cuda_package(
     folder: Path,
     progress: Progress,
     chosen: Sequence[Mapping[str, str]] | None = None,
+    texts: Sequence[Text] = (),
 ) -> Plan:
     """Plan for the device that is here, then write_planned_package; the plan goes to the manifest.
 
-    `chosen`: the scheme of each matrix of each layer, where measured accuracy decided it.
+    `chosen`: the scheme of each matrix of each layer, where measured accuracy decided it. `texts`: to
+    calibrate int8 on.
     """
     major, minor = torch.cuda.get_device_capability(torch.device(spec.device))
     plan, library = _choose(spec, precision, checkpoint.architecture, 10 * major + minor, progress)
@@ -52,8 +59,7 @@ def write_cuda_package(
         shutil.copyfile(library, folder / library.name)
     for note in plan.notes:
         progress(f"plan: {note}")
-    write_planned_package(spec, plan, checkpoint, folder, progress)
-    return plan
+    return write_planned_package(spec, plan, checkpoint, folder, progress, texts)
 
 
 def _choose(
@@ -63,7 +69,7 @@ def _choose(
 
     def choose(kernels: HopperKernels) -> Plan:
         return choose_plan(
-            architecture, "bf16" if precision == "bf16" else "fp8",
+            architecture, "fp8" if precision == "auto" else precision,
             arch=arch, static=spec.scaling == "static", kernels=kernels, bounds=spec.bounds,
         )  # fmt: skip
 
@@ -78,23 +84,27 @@ def _choose(
 
 
 def write_planned_package(
-    spec: BuildSpec, plan: Plan, checkpoint: Checkpoint, folder: Path, progress: Progress
-) -> None:
-    """Replaces the weights in `folder` by prepared ones and writes the package.
+    spec: BuildSpec,
+    plan: Plan,
+    checkpoint: Checkpoint,
+    folder: Path,
+    progress: Progress,
+    texts: Sequence[Text] = (),
+) -> Plan:
+    """Replaces the weights in `folder` by prepared ones and writes the package; returns the plan with what
+    calibration decided.
 
     On a CPU the same package comes out, with the operations' oracles in it.
     """
     architecture, device = checkpoint.architecture, torch.device(spec.device)
     stored = load_file(folder / WEIGHTS, device=spec.device)
     weights = {name: stored.pop(name) for name in checkpoint.weights}
-    scales = None
-    if plan.quantises and plan.scaling == "static":
-        progress("calibrating")
-        decoder = PackedDecoder.from_weights(architecture, weights, spec.bounds.tokens_per_sample)
-        scales = calibrate(decoder, (pack([ids]) for ids in _calibration_samples(spec, checkpoint)))
-    prepared = prepare_weights(
-        weights, architecture, plan, max_seqlen=spec.bounds.tokens_per_sample, input_scales=scales
-    )
+    if plan.rotated:
+        if checkpoint.tied:  # the head keeps its own channels
+            stored[LM_HEAD] = weights[EMBEDDING]
+        plan, prepared = _prepare_rotated(spec, plan, checkpoint, progress, texts)
+    else:
+        prepared = _prepare(spec, plan, checkpoint, weights, progress)
     progress("exporting")
     exported = export_decoder(
         CudaDecoder.from_weights(architecture, prepared, plan, spec.bounds),
@@ -105,6 +115,41 @@ def write_planned_package(
     progress("compiling the model")
     compile_package(exported, folder / PACKAGE, as_traced=True)
     save_file(_on_cpu(prepared | stored), folder / WEIGHTS)
+    return plan
+
+
+def _prepare(
+    spec: BuildSpec, plan: Plan, checkpoint: Checkpoint, weights: Mapping[str, Tensor], progress: Progress
+) -> dict[str, Tensor]:
+    scales = None
+    if plan.quantises and plan.scaling == "static":
+        progress("calibrating")
+        decoder = PackedDecoder.from_weights(checkpoint.architecture, weights, spec.bounds.tokens_per_sample)
+        scales = calibrate(decoder, (pack([ids]) for ids in _calibration_samples(spec, checkpoint)))
+    return prepare_weights(
+        weights, checkpoint.architecture, plan, max_seqlen=spec.bounds.tokens_per_sample, input_scales=scales
+    )
+
+
+def _prepare_rotated(
+    spec: BuildSpec, plan: Plan, checkpoint: Checkpoint, progress: Progress, texts: Sequence[Text]
+) -> tuple[Plan, dict[str, Tensor]]:
+    """Every layer is a hopper one: nothing else here multiplies int8."""
+    progress("calibrating")
+    device = torch.device(spec.device)
+    trusted = bool(texts or spec.calibration)
+    texts = texts or [Text(tuple(ids)) for ids in _calibration_samples(spec, checkpoint)]
+    made = round_decoder(
+        checkpoint.architecture, checkpoint.weights, plan, first_tokens(texts, CALIBRATION_TOKENS),
+        trusted=trusted, say=progress,
+    )  # fmt: skip
+    weights = {name: tensor.to(device) for name, tensor in made.weights.items()}
+    prepared = prepare_weights(
+        weights, checkpoint.architecture, made.plan,
+        max_seqlen=spec.bounds.tokens_per_sample, rounded=on_device(made.layers, device),
+    )  # fmt: skip
+    carried = {name: prepared[name].bfloat16() for name in (EMBEDDING, FINAL_NORM)}
+    return made.plan, prepared | carried | {UNROTATE: made.unrotate.to(device)}
 
 
 def _calibration_samples(spec: BuildSpec, checkpoint: Checkpoint) -> list[list[int]]:

@@ -117,7 +117,8 @@ def _write_package(
     studied_alone = (spec.precision, spec.device) == ("auto", "cpu")
     if spec.precision is not None and not studied_alone:
         chosen = None if accuracy is None or spec.precision != "auto" else accuracy.study.layers
-        return write_cuda_package(spec, spec.precision, checkpoint, folder, progress, chosen)
+        texts = () if accuracy is None else accuracy.texts.calibrate
+        return write_cuda_package(spec, spec.precision, checkpoint, folder, progress, chosen, texts)
     progress("exporting")
     device = torch.device(spec.device)
     weights = load_file(folder / WEIGHTS, device=spec.device)
@@ -153,7 +154,8 @@ def _measure(
     try:
         judged = None if accuracy is None else judge_package(accuracy, checkpoint, forward, spec.bounds)
         checkpoint.reference.to(spec.device)
-        precision = "fp8" if plan is not None and plan.quantises else spec.dtype_name
+        narrow = "int8" if plan is not None and plan.rotated else "fp8"
+        precision = narrow if plan is not None and plan.quantises else spec.dtype_name
         parity = measure_parity(checkpoint, forward, spec.bounds, precision, prefixes=pool.takes_prefixes)
         return parity, judged
     finally:

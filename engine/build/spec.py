@@ -16,7 +16,7 @@ from engine.quant.budget import Budget
 from engine.quant.request_lines import read_lines
 
 Dtype = Literal["float32", "bfloat16"]
-Precision = Literal["bf16", "fp8", "auto"]
+Precision = Literal["bf16", "fp8", "int8", "auto"]
 Scaling = Literal["static", "token"]
 Kernels = Literal["fastest", "portable"]
 Device = Literal["cpu", "cuda"]
@@ -46,7 +46,8 @@ class BuildSpec:
 
     `precision` asks for CUDA operations of our own, served from captured graphs, and is that of their
     matrices; None: torch's operations. "fp8" needs sm_89; its activations are scaled per tensor from
-    `calibration` texts ("static", the fastest) or per token as they are made. `kernels`: "portable" leaves
+    `calibration` texts ("static", the fastest) or per token as they are made. "int8" is rotated and rounded
+    on the texts of `calibrate` or `calibration`, and has kernels on sm_90 alone. `kernels`: "portable" leaves
     those for one GPU generation alone. "auto" takes fp8 where the budget of `calibrate` holds; `calibrate`
     measures every scheme on its texts, whatever the device, and the finished package is judged by them.
 

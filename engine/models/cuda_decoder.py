@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from engine.models.architecture import Architecture
 from engine.models.cuda_layers import Batch, CudaLayer, Norm
-from engine.models.cuda_weights import COS, SIN
+from engine.models.cuda_weights import COS, SIN, UNROTATE
 from engine.models.hopper_layers import COS as HOPPER_COS
 from engine.models.hopper_layers import SIN as HOPPER_SIN
 from engine.models.hopper_layers import HopperBatch, HopperLayer, run_hopper
@@ -36,6 +37,7 @@ class CudaDecoder(nn.Module):
     rope_sin: Tensor
     hopper_cos: Tensor
     hopper_sin: Tensor
+    unrotate: Tensor
 
     def __init__(self, architecture: Architecture, plan: Plan, bounds: BatchBounds) -> None:
         super().__init__()
@@ -43,9 +45,12 @@ class CudaDecoder(nn.Module):
         self.embed_tokens = nn.Embedding(a.vocab_size, a.hidden_size, dtype=torch.bfloat16)
         self.architecture, self.runs, self.library = a, plan.runs(), plan.library or ""
         self.layers = nn.ModuleList(
-            HopperLayer(a, layer) if layer.path == "hopper" else CudaLayer(a, layer, plan.scaling)
-            for layer in plan.layers
+            HopperLayer(a, layer, after) if layer.path == "hopper" else CudaLayer(a, layer, plan.scaling)
+            for layer, after in zip_longest(plan.layers, plan.layers[1:])
         )
+        if plan.rotated:
+            self.register_buffer(UNROTATE, torch.empty(a.hidden_size, a.hidden_size))
+        self.rotated = plan.rotated
         self.norm = Norm(a.hidden_size)
         self.eps = a.norm_eps
         self.tile_tokens = tile_tokens(a.num_heads, a.num_kv_heads)
@@ -100,7 +105,11 @@ class CudaDecoder(nn.Module):
                     given = replace(given, before=(prefixes, constant[index, 0], constant[index, 1]))
                 x, delta = layer(x, delta, given, last if layer is layers[-1] else None)
         assert x is not None
-        return add_rms_norm(x, delta, self.norm.weight, self.eps)[1].values
+        if not self.rotated:
+            return add_rms_norm(x, delta, self.norm.weight, self.eps)[1].values
+        rows = x.float() if delta is None else x.float() + delta.float()
+        normed = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + self.eps)
+        return (normed @ self.unrotate).bfloat16()
 
     def _run_hopper(
         self, layers: list[Any], batch: HopperBatch | None, input_ids: Tensor, x: Tensor | None,

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.models.architecture import Architecture
-from engine.models.hopper_weights import hopper_tables, hopper_tensors
+from engine.models.hopper_weights import Rounded, hopper_tables, hopper_tensors
 from engine.models.plan import MATRICES, Plan
 from engine.models.weights import INV_FREQ
 from engine.ops.portable.linear import quantise_weight
 
 COS, SIN = "rope_cos", "rope_sin"
+UNROTATE = "unrotate"  # float32[H, H] of a rotated plan, for the normed rows; the final norm is in it
 # matrix of a plan -> its module in the eager decoder
 MODULES = {"qkv": "attention.qkv", "output": "output", "gate_up": "gate_up", "down": "down"}
 assert tuple(MODULES) == MATRICES
@@ -32,11 +33,12 @@ def prepare_weights(
     *,
     max_seqlen: int,
     input_scales: Mapping[str, float] | None = None,
+    rounded: Mapping[int, Rounded] | None = None,
 ) -> dict[str, Tensor]:
     """The eager decoder's tensors -> the CUDA decoder's, on the device where they are.
 
     `input_scales`: module name -> scale of its input (value = q * scale), for every quantised matrix of a
-    static plan. ConfigError names one that is missing.
+    static plan. `rounded`: its hopper layers with int8 matrices. ConfigError names one that is missing.
     """
     replaced = tuple(f"layers.{i}." for i, layer in enumerate(plan.layers) if layer.path == "hopper")
     prepared = {
@@ -45,7 +47,7 @@ def prepare_weights(
     prepared |= _rope_tables(weights[INV_FREQ], architecture.rope.scaling, max_seqlen)
     if replaced:
         prepared |= hopper_tables(weights[INV_FREQ], architecture.rope.scaling, max_seqlen)
-        prepared |= hopper_tensors(weights, architecture, plan, input_scales)
+        prepared |= hopper_tensors(weights, architecture, plan, input_scales, rounded)
     for index, layer in enumerate(plan.layers):
         if layer.path == "hopper":
             continue

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from engine.models.architecture import Architecture
 from engine.models.plan import LayerPlan, layer_shape
+from engine.ops.hopper.products import num_groups
 from engine.ops.hopper.stack import flatten, stack
 from engine.ops.hopper.weights import LayerWeights
 
@@ -23,18 +24,21 @@ COS, SIN = "hopper_cos", "hopper_sin"  # names of the rotary tables, bf16[positi
 class HopperLayer(nn.Module):
     """One layer's tensors, named as in LayerWeights.
 
-    input_scales float32[2]: what x is multiplied with where a run begins with this layer.
+    input_scales float32[2]: what x is multiplied with where a run begins with this layer. after: the layer
+    behind it in its run, whose qkv says how this one's results are quantised.
     """
 
     input_scales: Tensor
 
-    def __init__(self, a: Architecture, plan: LayerPlan) -> None:
+    def __init__(self, a: Architecture, plan: LayerPlan, after: LayerPlan | None = None) -> None:
         super().__init__()
         elements = plan.elements()
         shapes = layer_shape(a).matrices()
+        exact = {"o": "gate_up" in plan.exact, "down": after is not None and "qkv" in after.exact}
         for name, shape in shapes.items():
             self.register_buffer(name, torch.empty(shape, dtype=elements[name]))
-            self.register_buffer(_scales(name), torch.empty(2))
+            num_scales = num_groups(shape[0], elements[name]) + (0 if exact.get(name) else 1)
+            self.register_buffer(_scales(name), torch.empty(num_scales))
         self.register_buffer("attention_scales", torch.empty(a.num_heads))
         self.register_buffer("head_weight", torch.empty(2, a.head_dim))
         self.register_buffer("bias", torch.empty(shapes["qkv"][0]) if a.qkv_bias else None)

@@ -1,12 +1,12 @@
 """A decoder's tensors made ready for the hopper path: norms folded in, the kernels' order, static factors.
 
-Done once, at build; every lane shares the result.
+Done once, at build; every lane shares the result. Layers in int8 bring their matrices, rounded elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -15,10 +15,18 @@ from engine.errors import ConfigError
 from engine.models.architecture import Architecture
 from engine.models.hopper_layers import COS, INPUT_SCALES, SIN
 from engine.models.plan import LayerPlan, Plan, layer_shape
-from engine.ops.hopper.weights import Factors, LayerSource, LayerWeights, prepare_layer
+from engine.ops.hopper.weights import Factors, IntegerMatrix, LayerSource, LayerWeights, prepare_layer
 
 # matrix -> the module of the eager decoder whose input it quantises; the raw residual stream is the norm's
 CALIBRATED = {"qkv": "attention_norm", "o": "output", "gate_up": "mlp_norm", "down": "down"}
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """A layer's int8 matrices by the kernels' names, and how the inputs of all its matrices are scaled."""
+
+    matrices: Mapping[str, IntegerMatrix]
+    factors: Factors
 
 
 def hopper_tensors(
@@ -26,13 +34,19 @@ def hopper_tensors(
     architecture: Architecture,
     plan: Plan,
     input_scales: Mapping[str, float] | None,
+    rounded: Mapping[int, Rounded] | None = None,
 ) -> dict[str, Tensor]:
     """Tensors of every hopper layer of the plan, by the decoder's names, on the device of `weights`.
 
-    ConfigError names a calibrated scale that is missing.
+    `rounded`: layers with int8 matrices. ConfigError names a calibrated scale that is missing.
     """
+    rounded = rounded or {}
     factors = [
-        _factors(index, layer, input_scales) if layer.path == "hopper" else Factors()
+        Factors()
+        if layer.path != "hopper"
+        else rounded[index].factors
+        if index in rounded
+        else _factors(index, layer, input_scales)
         for index, layer in enumerate(plan.layers)
     ]
     following = [factor.qkv for factor in factors[1:]] + [1.0]
@@ -40,7 +54,8 @@ def hopper_tensors(
     for index, layer in enumerate(plan.layers):
         if layer.path != "hopper":
             continue
-        own = _prepare(weights, architecture, layer, index, (factors[index], following[index]))
+        integers = rounded[index].matrices if index in rounded else {}
+        own = _prepare(weights, architecture, layer, index, (factors[index], following[index]), integers)
         prepared |= {f"layers.{index}.{name}": tensor for name, tensor in own.items()}
     return prepared
 
@@ -51,6 +66,7 @@ def _prepare(
     layer: LayerPlan,
     index: int,
     factors: tuple[Factors, float | None],
+    integers: Mapping[str, IntegerMatrix],
 ) -> dict[str, Tensor]:
     def get(name: str) -> Tensor:
         return weights[f"layers.{index}.{name}"].float()
@@ -66,9 +82,11 @@ def _prepare(
         q_norm=get("attention.q_norm.weight") if a.qk_norm else None,
         k_norm=get("attention.k_norm.weight") if a.qk_norm else None,
     )
-    made = prepare_layer(layer_shape(a), source, layer.elements(), *factors)
+    made = prepare_layer(layer_shape(a), source, layer.elements(), *factors, integers)
     tensors = {field.name: getattr(made, field.name) for field in fields(LayerWeights)}
-    tensors[INPUT_SCALES] = torch.tensor([factors[0].qkv, 1.0], dtype=torch.float32, device=source.qkv.device)
+    tensors[INPUT_SCALES] = torch.tensor(
+        [factors[0].qkv or 1.0, 1.0], dtype=torch.float32, device=source.qkv.device
+    )
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 

@@ -18,12 +18,12 @@ import torch
 from engine.errors import ConfigError
 from engine.models.architecture import Architecture
 from engine.ops.hopper import plan as work_list
-from engine.ops.hopper.supports import LayerShape, unsupported
+from engine.ops.hopper.supports import LayerShape, refuses_int8, unsupported
 from engine.ops.portable.attention import HEAD_DIMS
 from engine.ops.portable.gate_up import serves_gate_up
 from engine.packed import BatchBounds
 
-Precision = Literal["bf16", "fp8"]
+Precision = Literal["bf16", "fp8", "int8"]
 Scaling = Literal["static", "token"]
 KernelPath = Literal["portable", "hopper"]
 MATRICES = ("qkv", "output", "gate_up", "down")
@@ -33,7 +33,7 @@ HOPPER_MATRICES = {
     "gate_up": "gate_up",
     "down": "down",
 }  # as engine.ops.hopper says
-ELEMENTS = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+ELEMENTS = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 FIRST_E4M3 = 89  # sm_89; 8-bit tensor cores before it are int8 only
 FIRST_ARCH = 80
 
@@ -41,7 +41,7 @@ FIRST_ARCH = 80
 @dataclass(frozen=True)
 class LayerPlan:
     """Precision of each matrix; fused_gate_up, of the portable path: projection, gate and quantisation in one
-    kernel."""
+    kernel. exact: int8 matrices whose inputs want the scale of each row itself, not the predicted one."""
 
     qkv: Precision
     output: Precision
@@ -49,6 +49,7 @@ class LayerPlan:
     down: Precision
     fused_gate_up: bool
     path: KernelPath = "portable"
+    exact: tuple[str, ...] = ()
 
     def elements(self) -> dict[str, torch.dtype]:
         """Element type of each matrix, under the names of engine.ops.hopper."""
@@ -58,16 +59,18 @@ class LayerPlan:
 @dataclass(frozen=True)
 class Plan:
     """`scaling` of quantised activations: one scale a tensor from calibration, or one a token as they are
-    made. `library`: digest of the compiled kernels that hopper layers call."""
+    made. `library`: digest of the compiled kernels that hopper layers call. `rotated`: the residual stream
+    and the heads are (engine.quant.rotation), as int8 wants them."""
 
     layers: tuple[LayerPlan, ...]
     scaling: Scaling
     notes: tuple[str, ...] = ()
     library: str | None = None
+    rotated: bool = False
 
     @property
     def quantises(self) -> bool:
-        return any(getattr(layer, matrix) == "fp8" for layer in self.layers for matrix in MATRICES)
+        return any(getattr(layer, matrix) != "bf16" for layer in self.layers for matrix in MATRICES)
 
     @property
     def takes_prefixes(self) -> bool:
@@ -87,8 +90,11 @@ class Plan:
 
     @classmethod
     def from_manifest(cls, values: dict[str, Any]) -> Plan:
-        layers = tuple(LayerPlan(**layer) for layer in values["layers"])
-        return cls(layers, values["scaling"], tuple(values["notes"]), values.get("library"))
+        layers = tuple(
+            LayerPlan(**(layer | {"exact": tuple(layer.get("exact", ()))})) for layer in values["layers"]
+        )
+        rotated = values.get("rotated", False)
+        return cls(layers, values["scaling"], tuple(values["notes"]), values.get("library"), rotated)
 
 
 @dataclass(frozen=True)
@@ -143,7 +149,11 @@ def choose_plan(
     if library is not None:
         notes.append(NO_PREFIXES)
     scaling: Scaling = "static" if static else "token"
-    return Plan(tuple(chosen for chosen, _ in layers), scaling, tuple(notes), library)
+    planned = tuple(chosen for chosen, _ in layers)
+    if precision == "int8" and not any(torch.int8 in each.elements().values() for each in planned):
+        notes.append("int8: no kernels here multiply it; every matrix stays bf16")
+    rotated = any(torch.int8 in each.elements().values() for each in planned)
+    return Plan(planned, scaling, tuple(notes), library, rotated)
 
 
 def _choose_precision(a: Architecture, precision: Precision, notes: list[str]) -> LayerPlan:
@@ -154,10 +164,12 @@ def _choose_precision(a: Architecture, precision: Precision, notes: list[str]) -
     }
     chosen: dict[str, Any] = {}
     for matrix, shape in widths.items():
-        fits = precision == "fp8" and all(width % 16 == 0 for width in shape)
-        if precision == "fp8" and not fits:
-            notes.append(f"{matrix} {shape[0]} x {shape[1]}: not multiples of 16, stays bf16")
-        chosen[matrix] = "fp8" if fits else "bf16"
+        reason = None if all(width % 16 == 0 for width in shape) else "not multiples of 16"
+        if precision == "int8" and reason is None:
+            reason = refuses_int8(matrix, a.hidden_size, a.intermediate_size)
+        if precision != "bf16" and reason is not None:
+            notes.append(f"{matrix} {shape[0]} x {shape[1]}: {reason}, stays bf16")
+        chosen[matrix] = precision if reason is None else "bf16"
     return LayerPlan(**chosen, fused_gate_up=serves_gate_up(a.hidden_size, a.intermediate_size, a.mlp_bias))
 
 
@@ -178,7 +190,10 @@ def _choose_path(
                 reason = f"bounds.{key} is over {most}"
     if reason is None and kernels.library is None:
         reason = kernels.reason
-    return (replace(layer, path="hopper"), None) if reason is None else (layer, reason)
+    if reason is None:
+        return replace(layer, path="hopper"), None
+    narrow: dict[str, Any] = {name: "bf16" for name in MATRICES if getattr(layer, name) == "int8"}
+    return replace(layer, **narrow), reason
 
 
 def restrict_plan(plan: Plan, chosen: Sequence[Mapping[str, str]]) -> Plan:

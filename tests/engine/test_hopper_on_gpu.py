@@ -1,4 +1,4 @@
-"""The hopper path on the device that it is for: build, artifact, lanes and pipeline, in both precisions.
+"""The hopper path on the device that it is for: build, artifact, lanes and pipeline, in every precision.
 
 Run on an H100 or H200 with nvcc: `pytest -m gpu tests/engine/test_hopper_on_gpu.py`; see
 engine/ops/hopper/README.md.
@@ -25,15 +25,20 @@ from engine.runtime.bucket_inputs import BucketInputs
 from engine.runtime.buckets import Bucket, make_buckets
 from engine.runtime.graph_lanes import GraphLanePool
 from engine.runtime.sharing import small_sizes
-from hopper_models import KINDS, QUERIES, answer_queries, save_tiny
+from hopper_models import QUERIES, answer_queries, save_tiny
 
 pytestmark = pytest.mark.gpu
 
 BOUNDS = BatchBounds(samples=64, tokens=2048, tokens_per_sample=512)
 LENGTHS = (1, 512, 60, 64, 65, 1, 2, 300, 17, 128)
-PRECISIONS = ("bf16", "fp8")
-HIDDEN_TOLERANCE = {"bf16": 0.05, "fp8": 0.3}  # relative, against float32; the oracles keep half of it
-PROBABILITY_TOLERANCE = {"bf16": 0.03, "fp8": 0.2}
+COMBINATIONS = [(kind, precision) for kind in ("norm", "bias") for precision in ("bf16", "fp8")]
+COMBINATIONS.append(("int8", "int8"))
+HIDDEN_TOLERANCE = {
+    "bf16": 0.05,
+    "fp8": 0.3,
+    "int8": 0.15,
+}  # relative, against float32; the oracles keep half of it
+PROBABILITY_TOLERANCE = {"bf16": 0.03, "fp8": 0.2, "int8": 0.1}
 WAIT_S = 120
 HALF = 66  # multiprocessors
 VOCABULARY = 200_000  # so that the weights are large beside what lanes compute in
@@ -47,7 +52,7 @@ class Built:
     artifact: Artifact
 
 
-@pytest.fixture(scope="module", params=[(k, p) for k in KINDS for p in PRECISIONS], ids="-".join)
+@pytest.fixture(scope="module", params=COMBINATIONS, ids="-".join)
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the hopper path is for compute capability 9.0")

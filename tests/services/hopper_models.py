@@ -14,6 +14,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3ForCausalLM",
         {"head_dim": 64, "hidden_size": 160, "intermediate_size": 192, "initializer_range": 0.1},
     ),
+    "int8": (
+        "Qwen3ForCausalLM",
+        {"head_dim": 64, "hidden_size": 160, "intermediate_size": 256, "initializer_range": 0.1},
+    ),
     "bias": (  # six heads of 64, on two
         "Qwen2ForCausalLM",
         {"hidden_size": 384, "intermediate_size": 320, "initializer_range": 0.05},

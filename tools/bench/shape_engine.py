@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.bench.shape_engine")
     parser.add_argument("--shape", default="qwen3-0.6b")
-    parser.add_argument("--precision", choices=("bf16", "fp8"), default="fp8")
+    parser.add_argument("--precision", choices=("bf16", "fp8", "int8"), default="fp8")
     parser.add_argument("--kernels", choices=("fastest", "portable"), default=ShapeSetup.kernels)
     parser.add_argument("--lanes", type=int, default=ShapeSetup.lanes)
     for key in LISTS:

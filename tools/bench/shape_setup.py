@@ -14,7 +14,7 @@ from tools.bench.shapes import SHAPES
 from tools.errors import UserError
 
 BOUNDS = BatchBounds(256, 8192, 512)  # of the artifact
-PRECISIONS = ("bf16", "fp8")  # random weights have no accuracy to choose by
+PRECISIONS = ("bf16", "fp8", "int8")  # random weights have no accuracy to choose by
 MOST_IN_FLIGHT = 10_000
 
 

@@ -43,6 +43,7 @@ class Precision(StrEnum):
 
     BF16 = "bf16"
     FP8 = "fp8"
+    INT8 = "int8"
     AUTO = "auto"
 
 
@@ -76,8 +77,9 @@ def build(
     precision: Annotated[
         Precision | None,
         typer.Option(
-            help="CUDA: kernels of our own in captured graphs, matrices in this precision (fp8 needs sm_89). "
-            "auto: fp8 where --calibrate finds that the answers stay. Without it torch's kernels, no graphs."
+            help="CUDA: kernels of our own in captured graphs, matrices in this precision. fp8 needs sm_89; "
+            "int8 sm_90, and keeps answers closer: give it texts (--calibrate or --calibration). auto: fp8 "
+            "where --calibrate finds that the answers stay. Without it torch's kernels, no graphs."
         ),
     ] = None,
     scaling: Annotated[Scaling, typer.Option(help="How fp8 activations are scaled.")] = Scaling.STATIC,
@@ -90,7 +92,9 @@ def build(
     ] = Kernels.FASTEST,
     calibration: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="Texts for static scales, one a line."),
+        typer.Option(
+            exists=True, dir_okay=False, help="Texts for scales and for rounding to int8, one a line."
+        ),
     ] = None,
     calibrate: Annotated[
         str | None,

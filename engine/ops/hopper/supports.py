@@ -77,17 +77,17 @@ def unsupported(
     return next((reason for fits, reason in checks if not fits), None)
 
 
+def refuses_int8(matrix: str, hidden: int, intermediate: int) -> str | None:
+    """Why a matrix of MATRICES cannot be in int8 where another type could, or None."""
+    if matrix in ("gate_up", "down") and intermediate % BLOCK_COLUMNS:
+        return f"intermediate {intermediate} is no multiple of {BLOCK_COLUMNS}, which int8 wants"
+    if matrix == "down" and not tiles.block_widths(hidden):
+        return f"hidden {hidden} is over {tiles.PARTIALS * 192}, down in int8"
+    return None
+
+
 def _of_int8(shape: LayerShape, precision: dict[str, torch.dtype]) -> list[tuple[bool, str]]:
-    blocks = torch.int8 not in (precision["gate_up"], precision["down"])
-    most = tiles.PARTIALS * 192
-    return [
-        (torch.float8_e4m3fn not in precision.values(), "int8 and e4m3 in one layer"),
-        (
-            blocks or shape.intermediate % BLOCK_COLUMNS == 0,
-            f"intermediate {shape.intermediate} is no multiple of {BLOCK_COLUMNS}, which int8 wants",
-        ),
-        (
-            precision["down"] != torch.int8 or bool(tiles.block_widths(shape.hidden)),
-            f"hidden {shape.hidden} is over {most}, down in int8",
-        ),
-    ]
+    checks = [(torch.float8_e4m3fn not in precision.values(), "int8 and e4m3 in one layer")]
+    narrow = [name for name, element in precision.items() if element == torch.int8]
+    reasons = [refuses_int8(name, shape.hidden, shape.intermediate) for name in narrow]
+    return checks + [(False, reason) for reason in reasons if reason is not None]

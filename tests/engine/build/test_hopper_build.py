@@ -33,7 +33,7 @@ from hopper_models import QUERIES, answer_queries, save_tiny
 
 BOUNDS = BatchBounds(samples=32, tokens=1024, tokens_per_sample=128)
 DIGEST = "00112233aabbccdd"
-TOLERANCE = {"bf16": 0.03, "fp8": 0.2}  # of a probability
+TOLERANCE = {"bf16": 0.03, "fp8": 0.2, "int8": 0.1}  # of a probability
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,11 @@ def act_device(patch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
     patch.setattr(engine.build.package, "GraphLanePool", LanePool)
 
 
-@pytest.fixture(scope="module", params=["bf16", "fp8"])
+@pytest.fixture(scope="module", params=["bf16", "fp8", "int8"])
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp(request.param)
-    checkpoint = save_tiny(folder / "checkpoint", "norm" if request.param == "fp8" else "bias")
+    kind = {"fp8": "norm", "bf16": "bias", "int8": "int8"}[request.param]
+    checkpoint = save_tiny(folder / "checkpoint", kind)
     compiled, stages = fake_library(folder), list[str]()
     with pytest.MonkeyPatch.context() as patch:
         act_device(patch, (9, 0))
@@ -91,17 +92,19 @@ def test_the_artifact_holds_kernels_and_prepared_weights(built: Built) -> None:
     assert manifest.plan["notes"] == [NO_PREFIXES]
     assert library.file_name(manifest.plan["library"]) in manifest.files
     weights = load_file(built.artifact / "weights.safetensors")
-    narrow = torch.float8_e4m3fn if built.precision == "fp8" else torch.bfloat16
+    narrow = {"fp8": torch.float8_e4m3fn, "bf16": torch.bfloat16, "int8": torch.int8}[built.precision]
     assert {weights[f"layers.2.{name}"].dtype for name in ("qkv", "o", "gate_up", "down")} == {narrow}
     assert not any(name.endswith(("gate_up.weight", "attention_norm.weight")) for name in weights)
-    assert ("calibrating" in built.stages) == (built.precision == "fp8")
+    assert ("calibrating" in built.stages) == (built.precision != "bf16")
+    assert manifest.plan["rotated"] == (built.precision == "int8")
+    assert ("lm_head.weight" in weights) == (built.precision == "int8")  # not rotated, as the table is
     assert "compiling the kernels" in built.stages
 
 
 def test_parity_with_transformers_was_measured(built: Built) -> None:
     parity = Artifact.open(built.artifact).manifest.parity
     assert parity.reference.startswith("transformers")
-    assert parity.mean_abs_error < (0.1 if built.precision == "bf16" else 0.3)
+    assert parity.mean_abs_error < {"bf16": 0.1, "fp8": 0.3, "int8": 0.15}[built.precision]
 
 
 @pytest.mark.usefixtures("cpu_lanes")

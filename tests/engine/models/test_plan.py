@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 
 import pytest
@@ -23,14 +24,15 @@ def plan_of(precision: Precision = "fp8", arch: int = 90, static: bool = True, *
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+@pytest.mark.parametrize("precision", ["bf16", "fp8", "int8"])
 def test_benchmarked_models_go_the_hopper_path_whole(shape: str, precision: Precision) -> None:
     architecture = SHAPES[shape]
     plan = choose_plan(architecture, precision, arch=90, static=True, kernels=KERNELS, bounds=BOUNDS)
     assert plan.runs() == [("hopper", range(architecture.num_layers))]
     assert plan.library == KERNELS.library
     assert plan.notes == (NO_PREFIXES,)
-    assert plan.quantises == (precision == "fp8")
+    assert plan.quantises == (precision != "bf16")
+    assert plan.rotated == (precision == "int8")
 
 
 @pytest.mark.parametrize(
@@ -82,3 +84,36 @@ def test_a_plan_of_an_older_manifest_is_portable() -> None:
 def test_too_old_a_device() -> None:
     with pytest.raises(ConfigError, match="sm_75"):
         plan_of(arch=75)
+
+
+def test_int8_without_its_kernels_stays_bf16_and_says_so() -> None:
+    plan = plan_of("int8", kernels=HopperKernels(None, "no nvcc"))
+    assert not plan.quantises
+    assert not plan.rotated
+    assert plan.runs() == [("portable", range(28))]
+    assert "int8: no kernels here multiply it; every matrix stays bf16" in plan.notes
+
+
+@pytest.mark.parametrize(
+    ("changes", "stay"),
+    [
+        ({"intermediate_size": 3136}, {"gate_up", "down"}),
+        ({"hidden_size": 2048}, {"down"}),
+    ],
+)
+def test_int8_leaves_single_matrices_in_bf16(changes, stay: set[str]) -> None:
+    plan = plan_of("int8", **changes)
+    assert plan.runs() == [("hopper", range(28))]
+    layer = plan.layers[3]
+    assert {name for name in ("qkv", "output", "gate_up", "down") if getattr(layer, name) == "bf16"} == stay
+    assert all(any(note.startswith(name) and "stays bf16" in note for note in plan.notes) for name in stay)
+
+
+def test_a_plan_comes_back_from_its_manifest() -> None:
+    plan = plan_of("int8")
+    layers = (dataclasses.replace(plan.layers[0], exact=("qkv",)), *plan.layers[1:])
+    plan = dataclasses.replace(plan, layers=layers)
+    assert Plan.from_manifest(json.loads(json.dumps(plan.to_manifest()))) == plan
+    older = plan.to_manifest()
+    del older["rotated"], older["layers"][0]["exact"]
+    assert not Plan.from_manifest(older).rotated

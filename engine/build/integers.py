@@ -1,0 +1,114 @@
+"""The int8 half of a build: the decoder rotated, its matrices rounded on calibration texts, by layer as the
+kernels take them.
+
+All in float32 on the CPU, by engine.quant: minutes for a small model. Without texts of the user's own,
+weights are rounded to nearest and channels rotated as they are: random tokens say nothing about either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.models.architecture import Architecture
+from engine.models.hopper_weights import Rounded
+from engine.models.plan import HOPPER_MATRICES, Plan
+from engine.ops.hopper.weights import Factors, IntegerMatrix
+from engine.packed import pack
+from engine.quant.agreement import exact_rows
+from engine.quant.emulation import MODULES, EmulatedDecoder, Place
+from engine.quant.floats import Bf16Matrix
+from engine.quant.int8 import ROWS_A_SCALE, ExactRows, Int8Matrix, PredictedRows, StaticHeads
+from engine.quant.integers import LARGEST
+from engine.quant.preparation import prepare, principal_axes
+from engine.quant.rotation import rotate
+from engine.quant.rows import Matrix
+from engine.quant.schemes import Scheme
+from engine.quant.texts import Text
+
+
+@dataclass(frozen=True)
+class Integers:
+    """`weights`: the rotated decoder's, bf16 matrices rounded; `layers`: those with int8 matrices; `plan`
+    with what calibration decided."""
+
+    plan: Plan
+    weights: dict[str, Tensor]
+    unrotate: Tensor
+    layers: dict[int, Rounded]
+
+
+def round_decoder(
+    architecture: Architecture,
+    weights: Mapping[str, Tensor],
+    plan: Plan,
+    texts: Sequence[Text],
+    *,
+    trusted: bool,
+    say: Callable[[str], None],
+) -> Integers:
+    """weights: the plain decoder's; texts: to calibrate on, `trusted` where the user gave them."""
+    wide = {name: tensor.float().cpu() for name, tensor in weights.items()}
+    packed = pack([text.ids for text in texts])
+    exact = exact_rows(texts, len(packed.input_ids)) if plan.takes_prefixes else None
+    axes = None
+    if trusted:
+        say("finding the axes of the residual stream")
+        axes = principal_axes(EmulatedDecoder(architecture, wide), packed, exact)
+    found = rotate(wide, architecture, axes)
+    decoder = EmulatedDecoder(architecture, found.weights, found.unrotate)
+    say("rounding matrices")
+    wanted = {getattr(layer, kind) for layer in plan.layers for kind in HOPPER_MATRICES}
+    schemes: list[Scheme] = ["int8", "bf16"] if "bf16" in wanted else ["int8"]
+    shelf = prepare(decoder, packed, exact, schemes, "stream", compensated=trusted)
+
+    rotated, layers, planned = dict(found.weights), {}, []
+    for index, layer in enumerate(plan.layers):
+        matrices: dict[str, Matrix] = {}
+        for kind in HOPPER_MATRICES:
+            place: Place = (index, kind)
+            matrices[kind] = shelf["int8" if getattr(layer, kind) == "int8" else "bf16"][place]
+            if isinstance(matrices[kind], Bf16Matrix):
+                rotated[f"layers.{index}.{MODULES[kind]}.weight"] = matrices[kind].weight  # type: ignore[attr-defined]
+        made = _by_kernels(matrices)
+        if made.matrices:
+            layers[index] = made
+        uneven = [kind for kind in ("qkv", "gate_up") if getattr(made.factors, kind) is None]
+        planned.append(replace(layer, exact=tuple(uneven)))
+    return Integers(replace(plan, layers=tuple(planned)), rotated, found.unrotate, layers)
+
+
+def _by_kernels(matrices: Mapping[str, Matrix]) -> Rounded:
+    factors: dict[str, Any] = {}
+    integers: dict[str, IntegerMatrix] = {}
+    for kind, name in HOPPER_MATRICES.items():
+        matrix = matrices[kind]
+        if not isinstance(matrix, Int8Matrix):
+            continue
+        integers[name] = IntegerMatrix(matrix.weight, matrix.weight_scale[::ROWS_A_SCALE].contiguous())
+        rule = matrix.rule
+        if isinstance(rule, PredictedRows):
+            factors[name] = LARGEST / rule.width
+        elif isinstance(rule, ExactRows):
+            factors[name] = None
+        elif isinstance(rule, StaticHeads):
+            factors[name] = 1.0 / rule.scales
+    return Rounded(integers, Factors(**factors))
+
+
+def on_device(rounded: Mapping[int, Rounded], device: torch.device) -> dict[int, Rounded]:
+    """The same, its matrices there."""
+    return {
+        index: Rounded(
+            {
+                name: IntegerMatrix(each.values.to(device), each.scales.to(device))
+                for name, each in layer.matrices.items()
+            },
+            layer.factors,
+        )
+        for index, layer in rounded.items()
+    }

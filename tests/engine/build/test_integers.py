@@ -1,0 +1,113 @@
+"""int8 layers made of engine.quant's matrices compute what the plain decoder does, through the oracles."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.build.integers import round_decoder
+from engine.models.architecture import Architecture, Rope
+from engine.models.cuda_decoder import CudaDecoder
+from engine.models.cuda_weights import UNROTATE, prepare_weights
+from engine.models.decoder import PackedDecoder
+from engine.models.plan import HopperKernels, Plan, choose_plan, restrict_plan
+from engine.packed import BatchBounds, pack
+from engine.quant.texts import Text
+
+BOUNDS = BatchBounds(8, 256, 96)
+SAMPLES = [[5, 9, 2], [7] * 40 + list(range(30)), [1], list(range(30))]
+ALL = dict.fromkeys(("qkv", "output", "gate_up", "down"), "int8")
+
+
+def make_architecture(**changes: Any) -> Architecture:
+    inv_freq = tuple((1.0 / 10000 ** (torch.arange(0, 64, 2) / 64)).tolist())
+    sizes: dict[str, Any] = {
+        "vocab_size": 64, "hidden_size": 160, "intermediate_size": 256, "num_layers": 3, "num_heads": 4,
+        "num_kv_heads": 2, "head_dim": 64, "norm_eps": 1e-6, "rope": Rope("default", inv_freq, 1.0),
+    }  # fmt: skip
+    return Architecture(**(sizes | changes))
+
+
+KINDS = {
+    "norm": make_architecture(qk_norm=True),
+    "bias": make_architecture(qkv_bias=True, num_heads=7, num_kv_heads=1),
+}
+
+
+def random_weights(architecture: Architecture) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    shapes = {k: v.shape for k, v in PackedDecoder(architecture, 96).state_dict().items()}
+    weights = {
+        name: torch.rand(shape) + 0.5 if "norm" in name else torch.randn(shape) * shape[-1] ** -0.5
+        for name, shape in shapes.items()
+    }
+    return weights | {"inv_freq": torch.tensor(architecture.rope.inv_freq)}
+
+
+def plan_of(architecture: Architecture) -> Plan:
+    return choose_plan(architecture, "int8", arch=90, static=True, kernels=HopperKernels("of no use here"))
+
+
+def run(
+    architecture: Architecture, weights: dict[str, Tensor], plan: Plan, trusted: bool
+) -> tuple[Any, Tensor]:
+    texts = [Text(tuple(sample)) for sample in SAMPLES]
+    made = round_decoder(architecture, weights, plan, texts, trusted=trusted, say=lambda _: None)
+    prepared = prepare_weights(made.weights, architecture, made.plan, max_seqlen=96, rounded=made.layers)
+    prepared |= {name: prepared[name].bfloat16() for name in ("embed_tokens.weight", "norm.weight")}
+    decoder = CudaDecoder.from_weights(architecture, prepared | {UNROTATE: made.unrotate}, made.plan, BOUNDS)
+    packed = pack(SAMPLES)
+    with torch.inference_mode():
+        out = decoder(packed.input_ids, packed.positions, packed.cu_seqlens)
+    return made, out[: packed.num_samples].float()
+
+
+def reference(architecture: Architecture, weights: dict[str, Tensor]) -> Tensor:
+    packed = pack(SAMPLES)
+    with torch.inference_mode():
+        decoder = PackedDecoder.from_weights(architecture, weights, 96)
+        return decoder(packed.input_ids, packed.positions, packed.cu_seqlens)[: packed.num_samples]
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_near_the_plain_decoder(kind: str, trusted: bool) -> None:
+    architecture = KINDS[kind]
+    weights = random_weights(architecture)
+    made, out = run(architecture, weights, plan_of(architecture), trusted)
+    want = reference(architecture, weights)
+    assert float((out - want).norm() / want.norm()) < 0.06  # fp8 is at 0.1
+    assert made.plan.layers[0].exact[:1] == ("qkv",)  # nothing came before
+    assert Plan.from_manifest(made.plan.to_manifest()) == made.plan
+
+
+@pytest.mark.parametrize("stay", ["qkv", "output", "gate_up", "down"])
+def test_matrices_may_stay_bf16(stay: str) -> None:
+    architecture = KINDS["norm"]
+    weights = random_weights(architecture)
+    plan = restrict_plan(plan_of(architecture), [ALL, ALL | {stay: "bf16"}, ALL])
+    made, out = run(architecture, weights, plan, trusted=True)
+    want = reference(architecture, weights)
+    assert float((out - want).norm() / want.norm()) < 0.06
+    assert getattr(made.plan.layers[1], stay) == "bf16"
+    assert stay not in made.plan.layers[1].exact
+
+
+def test_rows_that_grow_evenly_are_predicted() -> None:
+    """A stream much larger than what a layer adds: its length before is its length after."""
+    architecture = KINDS["norm"]
+    weights = random_weights(architecture)
+    weights["embed_tokens.weight"] = weights["embed_tokens.weight"] * 40
+    made, _ = run(architecture, weights, plan_of(architecture), trusted=True)
+    assert [layer.exact for layer in made.plan.layers] == [("qkv",), (), ()]
+
+
+def test_a_decoder_that_no_rotation_passes_is_refused() -> None:
+    architecture = KINDS["norm"]
+    weights = random_weights(architecture) | {"layers.0.attention_norm.bias": torch.zeros(160)}
+    with pytest.raises(ValueError, match=r"layers\.0\.attention_norm\.bias"):
+        run(dataclasses.replace(architecture), weights, plan_of(architecture), trusted=False)
