@@ -2,6 +2,7 @@
 
 Everything is [S, B, ...]: S requests' prompts of B beams each, B = 1 before the first expansion and the
 batch's width after it. Static shapes, no synchronisation, nothing written in place: a step can be captured.
+Its arithmetic is two operations, each plain torch on a CPU and kernels on CUDA.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import torch
 from torch import Tensor
 
 from engine.beam.legal import ROOT, LegalTensors
-from engine.beam.selection import Rows, select
-
-_DEAD = float("-inf")
+from engine.beam.selection import RawLogits
+from engine.ops.portable.beam_follow import Beams, beam_follow
+from engine.ops.portable.beam_select import beam_select
 
 
 @dataclass(frozen=True)
@@ -56,74 +57,32 @@ def start(num_prompts: int, length: int, rules: Rules) -> Frontier:
     )
 
 
-def expand(frontier: Frontier, logits: Tensor, rules: Rules, first_token: int, step: int) -> Frontier:
-    """The best `width` continuations: logits float32[S, B, C], of the tokens from `first_token` on.
+def expand(
+    frontier: Frontier, logits: Tensor | RawLogits, rules: Rules, first_token: int, step: int
+) -> Frontier:
+    """The best `width` continuations: logits[S, B, C] of the tokens from `first_token` on.
 
     Log-probabilities are normalised over all C of them, legal or not.
     """
-    is_open = frontier.scores != _DEAD
-    if frontier.closed is not None:
-        is_open = is_open & ~frontier.closed
-    low, high = torch.aminmax(logits, dim=-1)
-    failed = frontier.failed | (is_open & ~(low.isfinite() & high.isfinite())).any(-1)
-    norms = logits.logsumexp(-1)
-    edges = None
-    if rules.legal is not None and frontier.nodes is not None:
-        edges = _edges(rules.legal, frontier.nodes, step)
-        logits = _legal_logits(logits, rules.legal, edges, first_token)
-    best = select(logits, Rows(norms, frontier.scores, frontier.closed), rules.width)
-    ranks = torch.arange(rules.width, device=logits.device)
-    scores = torch.where(ranks < rules.widths.unsqueeze(-1), best.scores, _DEAD)
-    nodes = None
-    if edges is None or rules.legal is None:
-        chosen = best.columns + first_token
-    else:
-        edge = edges.starts.gather(1, best.parents) + best.columns
-        edge = edge.clamp_max(rules.legal.tokens.shape[0] - 1)
-        chosen, nodes = rules.legal.tokens[edge].long(), rules.legal.children[edge].long()
-    return _follow(frontier, best.parents, chosen, nodes, rules, step, scores, failed)
-
-
-def _follow(
-    before: Frontier, parents: Tensor, chosen: Tensor, nodes: Tensor | None, rules: Rules, step: int,
-    scores: Tensor, failed: Tensor,
-) -> Frontier:  # fmt: skip
-    """Each new beam: its parent's history, and the token chosen unless the parent was finished."""
-    grows = torch.ones_like(chosen)
-    closed = None
-    if before.closed is not None and rules.end_tokens is not None:
-        was_closed = before.closed.gather(1, parents)
-        ends = torch.isin(chosen, rules.end_tokens)
-        if nodes is not None and before.nodes is not None and rules.legal is not None:
-            nodes = torch.where(was_closed, before.nodes.gather(1, parents), nodes)
-            ends = ends | (rules.legal.offsets[nodes + 1] == rules.legal.offsets[nodes])
-        closed = was_closed | ends
-        grows = (~was_closed).long()
-    tokens = before.tokens.gather(1, parents.unsqueeze(-1).expand(-1, -1, before.tokens.shape[-1]))
-    here = torch.arange(tokens.shape[-1], device=tokens.device) == step
-    tokens = torch.where(here, (chosen * grows).unsqueeze(-1), tokens)
-    lengths = before.lengths.gather(1, parents) + grows
-    return Frontier(scores, tokens, lengths, closed, nodes, parents, failed)
-
-
-@dataclass(frozen=True)
-class _Edges:
-    starts: Tensor  # int64[S, B]
-    index: Tensor  # int64[S, B, most edges of this level]
-    exist: Tensor  # bool, alike
-
-
-def _edges(legal: LegalTensors, nodes: Tensor, step: int) -> _Edges:
-    starts, stops = legal.offsets[nodes].long(), legal.offsets[nodes + 1].long()
-    most = max(legal.max_degree[step] if step < len(legal.max_degree) else 0, 1)
-    index = starts.unsqueeze(-1) + torch.arange(most, device=nodes.device)
-    exist = index < stops.unsqueeze(-1)
-    return _Edges(starts, torch.where(exist, index, 0), exist)
-
-
-def _legal_logits(logits: Tensor, legal: LegalTensors, edges: _Edges, first_token: int) -> Tensor:
-    """The logits of each beam's legal tokens, one column an edge: so columns keep the tokens' order."""
-    columns = legal.tokens[edges.index].long() - first_token
-    inside = edges.exist & (columns >= 0) & (columns < logits.shape[-1])
-    values = logits.gather(-1, columns.clamp(0, logits.shape[-1] - 1))
-    return torch.where(inside, values, _DEAD)
+    legal, tree = rules.legal, None
+    if legal is not None and frontier.nodes is not None:
+        tree = frontier.nodes, legal.offsets, legal.tokens
+    values, scales = (logits.values, logits.scales) if isinstance(logits, RawLogits) else (logits, None)
+    best = beam_select(
+        values, frontier.scores, rules.width, scales=scales, closed=frontier.closed, legal=tree,
+        max_degree=0 if legal is None else legal.most_edges(step), first_token=first_token,
+    )  # fmt: skip
+    edges = None if legal is None else (legal.offsets, legal.tokens, legal.children)
+    before = Beams(frontier.tokens, frontier.lengths, frontier.closed, frontier.nodes, frontier.failed)
+    scores, after = beam_follow(
+        best,
+        before,
+        rules.widths,
+        edges=edges,
+        end_tokens=rules.end_tokens,
+        first_token=first_token,
+        step=step,
+    )
+    return Frontier(
+        scores, after.tokens, after.lengths, after.closed, after.nodes, best.parents, after.failed
+    )

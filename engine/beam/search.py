@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.beam.frontier import Frontier, Rules, expand, start
+from engine.beam.selection import RawLogits
+from engine.ops.portable.beam_ancestors import beam_ancestors
 
 _LOGITS_AT_ONCE = 1 << 25  # entries of one product of the head: 128 MB of float32
 
@@ -45,10 +47,10 @@ class Head:
     def bounds(self, position: int) -> tuple[int, int]:
         return (0, self.weight.shape[0]) if self.slices is None else self.slices[position]
 
-    def logits(self, hidden: Tensor, position: int) -> Tensor:
-        """hidden[..., H] -> float32[..., rows of the slice]; only those are multiplied."""
+    def logits(self, hidden: Tensor, position: int) -> Tensor | RawLogits:
+        """hidden[S, B, H] -> [S, B, rows of the slice]; only those are multiplied."""
         begin, end = self.bounds(position)
-        return F.linear(hidden, self.weight[begin:end]).float()
+        return F.linear(hidden, self.weight[begin:end])
 
 
 @dataclass(frozen=True)
@@ -65,21 +67,13 @@ def search(model: BeamModel, head: Head, rules: Rules, steps: int) -> Frontier:
     num_prompts, width = len(rules.widths), rules.width
     frontier = _expand_all(start(num_prompts, steps + 1, rules), model.prompt().unsqueeze(1), head, rules, 0)
     rows = num_prompts * width
-    first = torch.arange(num_prompts, device=rules.widths.device).unsqueeze(-1) * width
     ancestors = torch.full((model.slots, rows), -1, device=rules.widths.device)
     for step in range(steps):
         if step > 0:
-            parents = (first + frontier.parents).flatten()
-            ancestors = _inherit(ancestors, parents, step - 1)
+            ancestors = beam_ancestors(ancestors, frontier.parents, step - 1)
         hidden = model.step(frontier.tokens[..., step].flatten(), step, ancestors)
         frontier = _expand_all(frontier, hidden.view(num_prompts, width, -1), head, rules, step + 1)
     return frontier
-
-
-def _inherit(ancestors: Tensor, parents: Tensor, slot: int) -> Tensor:
-    """Each beam's rows by slot: its parent's, and in `slot` the parent itself, which wrote it."""
-    here = torch.arange(len(ancestors), device=ancestors.device).unsqueeze(-1) == slot
-    return torch.where(here, parents, ancestors[:, parents])
 
 
 def _expand_all(frontier: Frontier, hidden: Tensor, head: Head, rules: Rules, position: int) -> Frontier:

@@ -36,6 +36,14 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class RawLogits:
+    """An 8-bit product as it comes: the logits are values[S, B, C] times scales[S, B]."""
+
+    values: Tensor
+    scales: Tensor  # float32
+
+
+@dataclass(frozen=True)
 class Selected:
     """[S, count] each, best first; -inf where there were no more candidates."""
 

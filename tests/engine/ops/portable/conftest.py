@@ -55,6 +55,7 @@ def cases() -> Iterator[Case]:
     scale = torch.ones(1)
     for heads, kv, dim in ((16, 8, 128), (14, 2, 64), (9, 3, 64), (32, 8, 128), (12, 12, 64), (8, 1, 128)):
         yield Case(f"beam_attention-{heads}-{kv}-{dim}", "beam_attention", beams(heads, kv, dim))
+    yield from selections()
     for name, (heads, kv, dim, hidden, middle) in SHAPES.items():
         x, weight = empty(7, hidden), empty(hidden)
         for mode in ("none", "static", "token"):
@@ -92,6 +93,26 @@ def beams(heads: int, kv: int, dim: int) -> tuple[torch.Tensor, ...]:
     return (q, k, v, *prompts, *suffixes, empty(4, 100, dtype=torch.int64), cu)
 
 
+def selections() -> Iterator[Case]:
+    """Two requests: first expansions and later ones, an 8-bit product, legal sequences that may end."""
+    for beams, count, legal in ((1, 100, False), (100, 100, False), (1, 512, True), (512, 512, True)):
+        logits, scores = (torch.empty(2, beams, *more, device="meta") for more in ((151936,), ()))
+        narrow = logits.bfloat16(), (None if beams == 1 else scores)
+        given = (*narrow, scores, None, None, None, None, 0, 0, count)
+        if legal:
+            edges = torch.empty(1000, dtype=I32, device="meta")
+            given = (logits, None, scores, scores.bool(), scores.long(), edges, edges, 30_000, 7, count)
+        yield Case(f"beam_select-{beams}-{count}-{legal}", "beam_select", given)
+    best, beams = empty(2, 100, dtype=F32), empty(2, 100, dtype=torch.int64)
+    flags, widths, edges = empty(2, dtype=torch.bool), empty(2, dtype=torch.int64), empty(9, dtype=I32)
+    before = (best, beams, beams, flags, empty(2, 100, 5, dtype=torch.int64), beams)
+    plain = (None, None, flags, widths, None, None, None, None, 7, 2)
+    legal = (beams.bool(), beams, flags, widths, edges, edges, edges, widths, 7, 2)
+    yield Case("beam_follow-plain", "beam_follow", (*before, *plain))
+    yield Case("beam_follow-legal", "beam_follow", (*before, *legal))
+    yield Case("beam_ancestors", "beam_ancestors", (empty(4, 200, dtype=torch.int64), beams, 2))
+
+
 class _Recorder:
     def __init__(self, kernel: Any, found: list[Launch]) -> None:
         self.kernel, self.found = kernel, found
@@ -101,17 +122,16 @@ class _Recorder:
 
 
 @pytest.fixture
-def record(monkeypatch: pytest.MonkeyPatch) -> Callable[[Case, int], Launch]:
+def record(monkeypatch: pytest.MonkeyPatch) -> Callable[[Case, int], list[Launch]]:
     """What a case's launcher would launch on a device of that capability."""
 
-    def run(case: Case, arch: int) -> Launch:
+    def run(case: Case, arch: int) -> list[Launch]:
         module = importlib.import_module(f"engine.ops.portable.{case.module}")
         monkeypatch.setattr(module, "capability", lambda _: arch, raising=False)
         found: list[Launch] = []
         monkeypatch.setattr(module, "wrap_triton", lambda kernel: _Recorder(kernel, found))
         module._launch.launch(*case.args)
-        (launch,) = found
-        return launch
+        return found
 
     return run
 
