@@ -21,7 +21,7 @@ from engine.quant.ranks import Winners, compare_ranks
 from engine.quant.rotation import rotate
 from engine.quant.rows import Matrix
 from engine.quant.schemes import Form, Scheme, whole_form
-from engine.quant.texts import Text, first_tokens
+from engine.quant.texts import Text, spread
 
 SEARCHES = 8  # prompts to search from in one measurement: at 100 beams of 5 tokens half a minute of a CPU
 MOST_WIDTH, MOST_STEPS = 100, 4
@@ -42,7 +42,7 @@ class Laboratory:
 
     def __init__(self, model: Model, calibrate: Sequence[Text], say: Callable[[str], None]) -> None:
         self.model = model
-        self._calibrate = first_tokens(calibrate, CALIBRATION_TOKENS)
+        self._calibrate = spread(calibrate, CALIBRATION_TOKENS)
         self._say = say
         # weights, unrotate
         self._weights: dict[Form, tuple[Mapping[str, Tensor], Tensor | None]] = {}

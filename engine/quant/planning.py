@@ -25,9 +25,10 @@ from engine.quant.rows import STREAM, Matrix
 from engine.quant.schemes import KINDS, Form, Scheme
 from engine.quant.sensitivity import Sensitivity, measure_sensitivity
 from engine.quant.speed import matrix_us, plan_us
-from engine.quant.texts import Text
+from engine.quant.texts import Text, spread
 
-SENSITIVITY_TEXTS, GROUPS = 64, 10
+GROUPS = 10  # of layers, at most
+SENSITIVITY_TEXTS, SENSITIVITY_TOKENS = 32, 4096  # they order the groups; a plan is measured on more
 CAUTION = 0.9  # of the budget while choosing: other texts differ by a tenth
 Say = Callable[[str], None]
 
@@ -88,7 +89,8 @@ class Planner:
         self._exact = exact_places(self._matrices)
         architecture = laboratory.model.architecture
         self.groups = measure_sensitivity(
-            laboratory.decoder(family.form), laboratory.model.head, texts[:SENSITIVITY_TEXTS],
+            laboratory.decoder(family.form), laboratory.model.head,
+            spread(texts, SENSITIVITY_TOKENS, SENSITIVITY_TEXTS),
             self._matrices, kinds=tuple(family.schemes), say=say,
             layers_a_group=max(1, -(-architecture.num_layers // GROUPS)),
         )  # fmt: skip

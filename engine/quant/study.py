@@ -21,8 +21,10 @@ from engine.quant.rotation import why_not
 from engine.quant.schemes import KINDS, ROTATED, Scheme, unserved, whole_form
 from engine.quant.sensitivity import Sensitivity
 from engine.quant.speed import plan_us
+from engine.quant.texts import spread
 
 METHOD = "emulated on a CPU in plain torch: integer sums exact, tensors stored in bf16; speed is an estimate"
+CHOOSE_TOKENS, JUDGE_TOKENS = 8192, 32768  # a measurement takes a core 6 ms a token for 100 million weights
 PLAIN = Family("bf16", "plain", {})
 Say = Callable[[str], None]
 
@@ -69,6 +71,8 @@ def run_study(
 ) -> Study:
     """Measure `schemes` (bf16 is always measured) whole, and choose among their families; minutes for a small
     model."""
+    judge = tuple(spread(texts.judge, JUDGE_TOKENS))
+    texts = TextSets(texts.calibrate, tuple(spread(texts.choose, CHOOSE_TOKENS)), judge)
     notes, served = _served(model, schemes)
     laboratory = Laboratory(model, texts.calibrate, say)
     laboratory.prepare("plain", [scheme for scheme in served if whole_form(scheme) == "plain"])

@@ -50,13 +50,13 @@ def batches(
         yield waiting, pack([each.ids for each in waiting])
 
 
-def first_tokens(texts: Sequence[Text], most_tokens: int) -> list[Text]:
-    """As many whole texts as have at most `most_tokens` together, at least one."""
-    kept: list[Text] = []
-    total = 0
-    for text in texts:
-        total += len(text.ids)
-        if kept and total > most_tokens:
-            break
-        kept.append(text)
-    return kept
+def spread(texts: Sequence[Text], most_tokens: int, most_texts: int = 1 << 30) -> list[Text]:
+    """Evenly spaced whole texts, for a file may be sorted: as many as have at most `most_tokens` together, at
+    least one where there are any."""
+    count = min(len(texts), most_texts)
+    while True:
+        kept = [texts[place * len(texts) // count] for place in range(count)]
+        total = sum(len(text.ids) for text in kept)
+        if total <= most_tokens or count <= 1:
+            return kept
+        count = max(1, min(count - 1, count * most_tokens // total))
