@@ -32,7 +32,7 @@ from engine.models.weights import EMBEDDING, LM_HEAD
 from engine.packed import pack
 from engine.quant.laboratory import CALIBRATION_TOKENS
 from engine.quant.rotation import FINAL_NORM
-from engine.quant.texts import Text, first_tokens
+from engine.quant.texts import Text, spread
 
 Progress = Callable[[str], None]
 
@@ -140,7 +140,7 @@ def _prepare_rotated(
     trusted = bool(texts or spec.calibration)
     texts = texts or [Text(tuple(ids)) for ids in _calibration_samples(spec, checkpoint)]
     made = round_decoder(
-        checkpoint.architecture, checkpoint.weights, plan, first_tokens(texts, CALIBRATION_TOKENS),
+        checkpoint.architecture, checkpoint.weights, plan, spread(texts, CALIBRATION_TOKENS),
         trusted=trusted, say=progress,
     )  # fmt: skip
     weights = {name: tensor.to(device) for name, tensor in made.weights.items()}
