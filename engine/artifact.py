@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from engine.beam.head_weight import HeadWeight
 from engine.errors import ArtifactError, ConfigError
 from engine.manifest import (
     FORMAT,
@@ -33,11 +34,12 @@ from engine.models.architecture import Architecture
 from engine.models.cuda_weights import restore_weights
 from engine.models.decoder import PackedDecoder, no_constant
 from engine.models.plan import Plan
-from engine.models.weights import EMBEDDING, LM_HEAD, SCORE
+from engine.models.weights import EMBEDDING, LM_HEAD, NARROW_HEAD, NARROW_HEAD_SCALE, SCORE
 from engine.ops.hopper.library import file_name
 from engine.ops.hopper.library import load as load_kernels
 from engine.packed import BatchBounds
 from engine.prefixes import ConstantPrefix
+from engine.runtime.beam_graphs import GraphBeamLanes
 from engine.runtime.beam_lanes import BeamLanes
 from engine.runtime.graph_lanes import GraphLanePool
 from engine.runtime.lanes import LanePool
@@ -65,6 +67,7 @@ class Artifact:
     ) -> None:
         self.path, self.device, self.manifest, self.digest = path, device, manifest, digest
         self.score_weight = weights.pop(SCORE, None)
+        self._narrow_head = weights.pop(NARROW_HEAD, None), weights.pop(NARROW_HEAD_SCALE, None)
         head_weight = weights.pop(LM_HEAD, None)
         if manifest.head == "language model" and head_weight is None:
             head_weight = weights[EMBEDDING]  # tied: one matrix does both
@@ -166,9 +169,12 @@ class Artifact:
         if self.manifest.beam is None or self.head_weight is None:
             reason = "was built without beams; build it with --beam-width and --beam-steps"
             raise ConfigError("artifact", self.name, reason)
-        return BeamLanes(
-            lanes, self.path, self.manifest.beam.bounds, self.head_weight, self.manifest.architecture
-        )
+        head = HeadWeight(self.head_weight, *self._narrow_head)
+        bounds, architecture = self.manifest.beam.bounds, self.manifest.architecture
+        kept = None if self.manifest.plan is None else self.bounds
+        if isinstance(lanes, GraphLanePool):
+            return GraphBeamLanes(lanes, self.path, bounds, head, architecture, kept)
+        return BeamLanes(lanes, self.path, bounds, head, architecture, kept)
 
 
 def _load_tokenizer(folder: Path) -> Any | None:

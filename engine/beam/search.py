@@ -18,7 +18,7 @@ from engine.beam.frontier import Frontier, Rules, expand, start
 from engine.beam.selection import RawLogits
 from engine.ops.portable.beam_ancestors import beam_ancestors
 
-_LOGITS_AT_ONCE = 1 << 25  # entries of one product of the head: 128 MB of float32
+_LOGITS_AT_ONCE = 1 << 25  # entries of one product of the head, on a CPU: 128 MB of float32
 
 
 class BeamModel(Protocol):
@@ -43,6 +43,7 @@ class Head:
 
     weight: Tensor  # [V, H]
     slices: tuple[tuple[int, int], ...] | None = None  # [start, stop) a position
+    at_once: int = _LOGITS_AT_ONCE
 
     def bounds(self, position: int) -> tuple[int, int]:
         return (0, self.weight.shape[0]) if self.slices is None else self.slices[position]
@@ -79,7 +80,7 @@ def search(model: BeamModel, head: Head, rules: Rules, steps: int) -> Frontier:
 def _expand_all(frontier: Frontier, hidden: Tensor, head: Head, rules: Rules, position: int) -> Frontier:
     """One expansion, so many prompts at a time as keep the logits small; prompts do not see each other."""
     begin, end = head.bounds(position)
-    at_once = max(1, _LOGITS_AT_ONCE // (hidden.shape[1] * (end - begin)))
+    at_once = max(1, head.at_once // (hidden.shape[1] * (end - begin)))
     parts = []
     for low in range(0, len(hidden), at_once):
         part = slice(low, low + at_once)

@@ -15,6 +15,7 @@ import transformers
 from torch import Tensor
 
 from engine.beam.bounds import BeamBounds
+from engine.beam.head_weight import HeadWeight
 from engine.beam.search import SearchPlan
 from engine.build.plain_beams import search_plainly
 from engine.build.probes import probe_samples
@@ -23,26 +24,32 @@ from engine.errors import ArtifactError
 from engine.manifest import PACKAGE, WEIGHTS, Beam, BeamParity
 from engine.models.checkpoint import Checkpoint
 from engine.models.decoder import no_constant
+from engine.models.plan import Plan
+from engine.models.weights import NARROW_HEAD, NARROW_HEAD_SCALE
 from engine.packed import pack
 from engine.runtime.beam_lanes import BeamLanes
 from engine.runtime.lanes import LanePool
 from engine.runtime.native import load_weights
 
 # Sums of steps + 1 log-probabilities, each as far off as parity.py says.
-_TOLERANCES = {"float32": 1e-2, "bfloat16": 3.0}
+_TOLERANCES = {"float32": 1e-2, "bfloat16": 3.0, "fp8": 6.0}
 _WIDTH, _PROMPTS, _LENGTHS = 4, 4, range(4, 65)  # what a plain search can bear
 
 Search = Callable[[Sequence[Sequence[int]], int], tuple[Tensor, Tensor]]
 """Prompts and width -> tokens int64[S, width, steps + 1] and scores [S, width]."""
 
 
-def measure_beam(spec: BuildSpec, bounds: BeamBounds, checkpoint: Checkpoint, folder: Path) -> Beam:
-    """The manifest's entry about the packages in `folder`."""
+def measure_beam(
+    spec: BuildSpec, bounds: BeamBounds, checkpoint: Checkpoint, folder: Path, plan: Plan | None
+) -> Beam:
+    """The manifest's entry about the packages in `folder`; `plan`: of a build with a precision."""
     assert checkpoint.lm_head is not None
     device, architecture = torch.device(spec.device), checkpoint.architecture
+    weights = load_weights(folder / WEIGHTS, device)
+    narrow = (weights.pop(NARROW_HEAD, None), weights.pop(NARROW_HEAD_SCALE, None))
     pool = LanePool(
         folder / PACKAGE,
-        load_weights(folder / WEIGHTS, device),
+        weights,
         spec.bounds,
         vocab_size=architecture.vocab_size,
         device=device,
@@ -52,22 +59,25 @@ def measure_beam(spec: BuildSpec, bounds: BeamBounds, checkpoint: Checkpoint, fo
     )
     try:
         weight = checkpoint.lm_head.to(spec.device, spec.torch_dtype)
-        lanes = BeamLanes(pool, folder, bounds, weight, dataclasses.asdict(architecture))
+        kept = None if plan is None else spec.bounds
+        head = HeadWeight(weight, *narrow)
+        lanes = BeamLanes(pool, folder, bounds, head, dataclasses.asdict(architecture), kept)
 
         def run(prompts: Sequence[Sequence[int]], width: int) -> tuple[Tensor, Tensor]:
-            plan = SearchPlan(bounds.steps)
-            found = pool.executor.submit(lanes.search, pack(prompts), [width] * len(prompts), plan).result()
+            wanted = pack(prompts), [width] * len(prompts), SearchPlan(bounds.steps)
+            found = pool.executor.submit(lanes.search, *wanted).result()
             return found.tokens[:, :width], found.scores[:, :width]
 
         longest = spec.bounds.tokens_per_sample
-        parity = measure_beam_parity(checkpoint, run, bounds, longest, spec.dtype_name)
+        precision = "fp8" if plan is not None and plan.quantises else spec.dtype_name
+        parity = measure_beam_parity(checkpoint, run, bounds, longest, precision)
         return Beam(bounds=bounds, parity=parity)
     finally:
         pool.close()
 
 
 def measure_beam_parity(
-    checkpoint: Checkpoint, run: Search, bounds: BeamBounds, longest: int, dtype: str
+    checkpoint: Checkpoint, run: Search, bounds: BeamBounds, longest: int, precision: str
 ) -> BeamParity:
     """ArtifactError where the scores are out of tolerance. `longest`: tokens a prompt may have."""
     padding = checkpoint.reference.config.pad_token_id
@@ -90,11 +100,11 @@ def measure_beam_parity(
         steps=bounds.steps,
         max_abs_error=max(errors),
         same_sequences=same / (width * len(prompts)),
-        max_abs_tolerance=_TOLERANCES[dtype],
+        max_abs_tolerance=_TOLERANCES[precision],
     )
     if not parity.max_abs_error <= parity.max_abs_tolerance:  # so that a NaN fails too
         raise ArtifactError(
-            f"parity of beams: a score differs from transformers' by {parity.max_abs_error:.3g}; {dtype} "
+            f"parity of beams: a score differs from transformers' by {parity.max_abs_error:.3g}; {precision} "
             f"allows {parity.max_abs_tolerance:g}"
         )
     return parity

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.build.calibration import calibrate
 from engine.build.compilation import compile_package, export_decoder
+from engine.build.cuda_beam_package import narrow_head, plan_beams, write_cuda_beam_packages
 from engine.build.hopper_library import compile_kernels
 from engine.build.integers import on_device, round_decoder
 from engine.build.native import default_cache
@@ -28,7 +29,7 @@ from engine.models.cuda_decoder import CudaDecoder
 from engine.models.cuda_weights import UNROTATE, prepare_weights
 from engine.models.decoder import PackedDecoder, no_constant
 from engine.models.plan import HopperKernels, Plan, choose_plan, restrict_plan
-from engine.models.weights import EMBEDDING, LM_HEAD
+from engine.models.weights import EMBEDDING, LM_HEAD, NARROW_HEAD, NARROW_HEAD_SCALE
 from engine.packed import pack
 from engine.quant.laboratory import CALIBRATION_TOKENS
 from engine.quant.rotation import FINAL_NORM
@@ -55,6 +56,8 @@ def write_cuda_package(
     plan, library = _choose(spec, precision, checkpoint.architecture, 10 * major + minor, progress)
     if chosen is not None:
         plan = restrict_plan(plan, chosen)
+    if spec.beam is not None:
+        plan = plan_beams(plan)
     if library is not None:
         shutil.copyfile(library, folder / library.name)
     for note in plan.notes:
@@ -73,8 +76,9 @@ def _choose(
             arch=arch, static=spec.scaling == "static", kernels=kernels, bounds=spec.bounds,
         )  # fmt: skip
 
-    if spec.kernels == "portable":
-        return choose(HopperKernels(None, "not asked for")), None
+    if spec.beam is not None or spec.kernels == "portable":
+        reason = "not asked for" if spec.beam is None else "a search shares the portable path's weights"
+        return choose(HopperKernels(None, reason)), None
     plan = choose(HopperKernels("to be compiled"))
     if plan.library is None:
         return plan, None
@@ -107,13 +111,16 @@ def write_planned_package(
         prepared = _prepare(spec, plan, checkpoint, weights, progress)
     progress("exporting")
     exported = export_decoder(
-        CudaDecoder.from_weights(architecture, prepared, plan, spec.bounds),
+        CudaDecoder.from_weights(architecture, prepared, plan, spec.bounds, spec.max_positions),
         spec.bounds,
         device,
         no_constant(architecture, torch.bfloat16, device) if plan.takes_prefixes else None,
     )
     progress("compiling the model")
     compile_package(exported, folder / PACKAGE, as_traced=True)
+    if spec.beam is not None:
+        write_cuda_beam_packages(architecture, prepared, plan, spec.bounds, spec.beam, folder, progress)
+        stored |= _narrow_head(plan, stored.get(LM_HEAD, prepared[EMBEDDING]))
     save_file(_on_cpu(prepared | stored), folder / WEIGHTS)
     return plan
 
@@ -127,7 +134,7 @@ def _prepare(
         decoder = PackedDecoder.from_weights(checkpoint.architecture, weights, spec.bounds.tokens_per_sample)
         scales = calibrate(decoder, (pack([ids]) for ids in _calibration_samples(spec, checkpoint)))
     return prepare_weights(
-        weights, checkpoint.architecture, plan, max_seqlen=spec.bounds.tokens_per_sample, input_scales=scales
+        weights, checkpoint.architecture, plan, max_seqlen=spec.max_positions, input_scales=scales
     )
 
 
@@ -146,10 +153,16 @@ def _prepare_rotated(
     weights = {name: tensor.to(device) for name, tensor in made.weights.items()}
     prepared = prepare_weights(
         weights, checkpoint.architecture, made.plan,
-        max_seqlen=spec.bounds.tokens_per_sample, rounded=on_device(made.layers, device),
+        max_seqlen=spec.max_positions, rounded=on_device(made.layers, device),
     )  # fmt: skip
     carried = {name: prepared[name].bfloat16() for name in (EMBEDDING, FINAL_NORM)}
     return made.plan, prepared | carried | {UNROTATE: made.unrotate.to(device)}
+
+
+def _narrow_head(plan: Plan, head: Tensor) -> dict[str, Tensor]:
+    """The head in 8 bits, where the plan has any and the library takes it."""
+    narrow = narrow_head(head) if plan.quantises else None
+    return {} if narrow is None else {NARROW_HEAD: narrow[0], NARROW_HEAD_SCALE: narrow[1]}
 
 
 def _calibration_samples(spec: BuildSpec, checkpoint: Checkpoint) -> list[list[int]]:

@@ -85,7 +85,7 @@ def build_artifact(spec: BuildSpec, progress: Progress = lambda stage: None) -> 
         plan = _write_package(spec, checkpoint, folder, accuracy, progress)
         progress("comparing with transformers")
         parity, judged = _measure(spec, checkpoint, folder, plan, accuracy)
-        beam = None if spec.beam is None else measure_beam(spec, spec.beam, checkpoint, folder)
+        beam = None if spec.beam is None else measure_beam(spec, spec.beam, checkpoint, folder, plan)
         progress("writing the artifact")
         for path in folder.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors writes for its owner alone

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -39,9 +39,12 @@ class CudaDecoder(nn.Module):
     hopper_sin: Tensor
     unrotate: Tensor
 
-    def __init__(self, architecture: Architecture, plan: Plan, bounds: BatchBounds) -> None:
+    def __init__(
+        self, architecture: Architecture, plan: Plan, bounds: BatchBounds, positions: int | None = None
+    ) -> None:
+        """`positions`: how many the rotary tables have, where they are more than a sample's tokens."""
         super().__init__()
-        a = architecture
+        a, positions = architecture, positions or bounds.tokens_per_sample
         self.embed_tokens = nn.Embedding(a.vocab_size, a.hidden_size, dtype=torch.bfloat16)
         self.architecture, self.runs, self.library = a, plan.runs(), plan.library or ""
         self.layers = nn.ModuleList(
@@ -56,20 +59,25 @@ class CudaDecoder(nn.Module):
         self.tile_tokens = tile_tokens(a.num_heads, a.num_kv_heads)
         self.max_segments, self.max_seqlen = bounds.segments + 1, bounds.tokens_per_sample
         for name in (COS, SIN):
-            self.register_buffer(name, torch.empty(bounds.tokens_per_sample, a.head_dim // 2))
+            self.register_buffer(name, torch.empty(positions, a.head_dim // 2))
         if any(path == "hopper" for path, _ in self.runs):
             for name in (HOPPER_COS, HOPPER_SIN):
-                table = torch.empty(bounds.tokens_per_sample, a.head_dim // 2, dtype=torch.bfloat16)
+                table = torch.empty(positions, a.head_dim // 2, dtype=torch.bfloat16)
                 self.register_buffer(name, table)
 
     @classmethod
     def from_weights(
-        cls, architecture: Architecture, weights: Mapping[str, Tensor], plan: Plan, bounds: BatchBounds
-    ) -> CudaDecoder:
+        cls,
+        architecture: Architecture,
+        weights: Mapping[str, Tensor],
+        plan: Plan,
+        bounds: BatchBounds,
+        positions: int | None = None,
+    ) -> Self:
         """A decoder over exactly the tensors of prepare_weights, none copied; RuntimeError names what does
         not fit."""
         with torch.device("meta"):
-            decoder = cls(architecture, plan, bounds)
+            decoder = cls(architecture, plan, bounds, positions)
         decoder.load_state_dict(weights, strict=True, assign=True)
         return decoder.requires_grad_(False).eval()
 

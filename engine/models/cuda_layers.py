@@ -86,12 +86,16 @@ class CudaAttention(nn.Module):
         self.q_norm = Norm(a.head_dim) if a.qk_norm else None
         self.k_norm = Norm(a.head_dim) if a.qk_norm else None
 
+    @property
+    def norms(self) -> tuple[Tensor, Tensor] | None:
+        """Weights of the head norms, where there are any."""
+        if self.q_norm is None or self.k_norm is None:
+            return None
+        return self.q_norm.weight, self.k_norm.weight
+
     def forward(self, x: Activation, batch: Batch, output: Matrix) -> Activation:
-        norms = None
-        if self.q_norm is not None and self.k_norm is not None:
-            norms = (self.q_norm.weight, self.k_norm.weight)
         q, k, v = head_norm_rope(
-            self.qkv(x), batch.positions, batch.tables, norms,
+            self.qkv(x), batch.positions, batch.tables, self.norms,
             heads=self.heads, kv_heads=self.kv_heads, eps=self.eps, q_scale=self.q_scale,
         )  # fmt: skip
         return varlen_attention(
@@ -116,8 +120,17 @@ class CudaLayer(nn.Module):
         self, x: Tensor, delta: Tensor | None, batch: Batch, rows: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """x, delta [T, hidden_size] -> the same, or only the given rows: all attend, only they go on."""
-        x, normed = self._norm(x, delta, self.attention_norm, self.attention.qkv)
-        attended = self.attention(normed, batch, self.output)
+        x, normed = self.before_attention(x, delta)
+        return self.after_attention(x, self.attention(normed, batch, self.output), rows)
+
+    def before_attention(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Activation]:
+        """The stream with delta in it, and its norm."""
+        return self._norm(x, delta, self.attention_norm, self.attention.qkv)
+
+    def after_attention(
+        self, x: Tensor, attended: Activation, rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The layer's second half, from the stream before it and what its heads gathered."""
         if rows is not None:
             x, attended = x[rows], _take(attended, rows)
         x, normed = self._norm(x, self.output(self.output.fit(attended)), self.mlp_norm, self.gate_up)

@@ -23,8 +23,10 @@ from engine.errors import ConfigError, InputError, NodeError
 from engine.graph import Capacity, Model, Node, NodeContext
 from engine.nodes.tokens_of_model import TokenCheck
 from engine.options import Options
-from engine.packed import pack
+from engine.packed import PackedBatch, pack
+from engine.runtime.beam_buckets import SearchSizes
 from engine.runtime.beam_lanes import BeamLanes
+from engine.runtime.legal_slots import LegalSlots, StaleLegalError
 from engine.store import OpenedArtifact
 from engine.values import Beams, SampleBeams, Tokens
 
@@ -74,14 +76,20 @@ class Beam(Node):
             self._tokenizer = opened.artifact.tokenizer.backend_tokenizer
         self._catalogue: ItemCatalogue | None = None
         self._legal: LegalProvider | None = None
+        self._slots: LegalSlots | None = None
         if options.items is not None:
+            self._slots = self._lanes.make_slots()
             rules = ItemRules(options.steps + 1, vocab_size, ends or (), opened.vocabulary)
             self._catalogue = ItemCatalogue(context.directory / options.items, rules, place=self._place)
             self._legal = self._current_items
         self.executor = opened.lanes.executor
         self.model = Model(opened.artifact.name, opened.artifact.digest)
-        built, prompts = opened.artifact.bounds, self._lanes.bounds.prompts
-        self.capacity = Capacity(built.tokens, min(built.samples, prompts), opened.lanes.num_lanes + 1)
+        built, longest = opened.artifact.bounds, context.bounds.tokens_per_sample
+        prompts = min(built.samples, self._lanes.bounds.prompts)
+        self.capacity = Capacity(built.tokens, prompts, opened.lanes.num_lanes + 1)
+        sizes = SearchSizes(options.width, prompts, min(longest, built.tokens_per_sample), built.tokens)
+        self._lanes.prepare(self._plan, sizes, self._slots)
+        self.batch_sizes = self._lanes.sizes(self._plan)  # prompts that fill a graph; empty: any count is as good
 
     def check_options(self, options: Mapping[str, object]) -> None:
         self._asked(options)
@@ -96,11 +104,9 @@ class Beam(Node):
             except InputError as error:
                 results[index] = error
         if asked:
-            legal = None if self._legal is None else self._legal()  # one version for the whole batch
             tokens = [requests[index][0] for index in asked]
             widths = [each.width for index, each in asked.items() for _ in requests[index][0].ids]
-            packed = pack([ids for each in tokens for ids in each.ids])
-            found = self._lanes.search(packed, widths, self._plan, None if legal is None else legal.tensors)
+            legal, found = self._search(pack([ids for each in tokens for ids in each.ids]), widths)
             start = 0
             for index, each in zip(asked, tokens, strict=True):
                 stop = start + len(each.ids)
@@ -110,6 +116,16 @@ class Beam(Node):
 
     def counters(self) -> Mapping[str, int]:
         return {} if self._catalogue is None else self._catalogue.counters()
+
+    def _search(self, packed: PackedBatch, widths: list[int]) -> tuple[LegalSet | None, Frontier]:
+        """What was found, and the one version of the items that was searched."""
+        while True:
+            legal = None if self._legal is None else self._legal()
+            try:
+                tensors = None if legal is None else legal.tensors
+                return legal, self._lanes.search(packed, widths, self._plan, tensors)
+            except StaleLegalError:  # replaced since: there is a newer one
+                continue
 
     def close(self) -> None:
         if self._catalogue is not None:
@@ -152,6 +168,8 @@ class Beam(Node):
         return self._catalogue.current
 
     def _place(self, tensors: LegalTensors) -> LegalTensors:
+        if self._slots is not None:
+            return self._slots.place(tensors, None if self._catalogue is None else self._current_items().tensors)
         device = self._lanes.device
         return LegalTensors(
             tensors.offsets.to(device), tensors.tokens.to(device), tensors.children.to(device),

@@ -6,7 +6,7 @@ package or an operation of torch computes. Results come back on the CPU in one g
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import local
 from typing import Any
@@ -17,13 +17,18 @@ from torch import Tensor
 from engine.beam.bounds import BeamBounds
 from engine.beam.cache import BeamCache, CacheShape
 from engine.beam.frontier import Frontier, Rules
+from engine.beam.head_weight import HeadWeight
+from engine.beam.kept_cache import KeptCache, KeptShape
 from engine.beam.legal import LegalTensors
-from engine.beam.search import Head, SearchPlan, search
+from engine.beam.search import SearchPlan, search
 from engine.manifest import PROMPT_PACKAGE, STEP_PACKAGE
-from engine.packed import PackedBatch, pack
+from engine.packed import BatchBounds, PackedBatch, pack
+from engine.runtime.beam_buckets import SearchSizes
 from engine.runtime.lanes import LanePool
+from engine.runtime.legal_slots import LegalSlots
 
-_LEAST_ROWS = 2  # a compiled package treats one as special
+LEAST_ROWS = 2  # a compiled package treats one as special
+Passes = Callable[[list[Tensor]], list[Tensor]]
 
 
 class BeamLanes:
@@ -34,19 +39,37 @@ class BeamLanes:
         pool: LanePool,
         folder: Path,
         bounds: BeamBounds,
-        head_weight: Tensor,
+        head: HeadWeight,
         architecture: Mapping[str, Any],
+        kept: BatchBounds | None = None,
     ) -> None:
+        """`kept`: the artifact's bounds, where its packages write keys and values in place."""
         self.pool, self.bounds = pool, bounds
-        self._folder, self._head = folder, head_weight
-        layers, heads = architecture["num_layers"], architecture["num_kv_heads"]
-        self._shape = CacheShape(layers, bounds.steps, bounds.rows, heads, architecture["head_dim"])
+        self._folder, self._head, self._kept, self._architecture = folder, head, kept, architecture
         self._mine = local()
+        self._fallbacks = 0
         pool.on_every_lane(self._open)
 
     @property
     def device(self) -> torch.device:
-        return self._head.device
+        return self._head.weight.device
+
+    @property
+    def fallbacks(self) -> int:
+        """Searches since load that should have been captured and were not; none are where nothing is."""
+        return 0
+
+    def prepare(self, plan: SearchPlan, sizes: SearchSizes, slots: LegalSlots | None = None) -> None:
+        """Tell which searches will come, before they do: lanes that capture graphs make them now."""
+
+    def make_slots(self) -> LegalSlots | None:
+        """Where a pipeline's legal sequences are kept, if lanes read them from places of their own."""
+        return None
+
+    def sizes(self, plan: SearchPlan) -> tuple[int, ...]:
+        """Prompts of a batch that fill what was made for them, ascending; empty: any count is as good."""
+        del plan
+        return ()
 
     def search(
         self,
@@ -61,10 +84,10 @@ class BeamLanes:
         ValueError for a batch, a width or steps over the bounds, or an unknown token.
         """
         self._check(packed, widths, plan)
-        cache: BeamCache | None = getattr(self._mine, "cache", None)
+        cache: BeamCache | KeptCache | None = getattr(self._mine, "cache", None)
         if cache is None:
             raise RuntimeError("not a lane's thread: submit the work to LanePool.executor")
-        width = max(_LEAST_ROWS, *widths)  # also where one prompt has width 1
+        width = max(LEAST_ROWS, *widths)  # also where one prompt has width 1
         fields: list[str] = []
 
         def work() -> tuple[Tensor, ...]:
@@ -72,9 +95,7 @@ class BeamLanes:
             ends = None if plan.end_tokens is None else torch.tensor(plan.end_tokens, device=self.device)
             cache.load(packed, width)
             try:
-                found = search(
-                    cache, Head(self._head, plan.slices), Rules(width, limits, ends, legal), plan.steps
-                )
+                found = search(cache, self._head.of(plan), Rules(width, limits, ends, legal), plan.steps)
             finally:
                 cache.release()
             columns = {name: x for name, x in vars(found).items() if x is not None}
@@ -95,8 +116,24 @@ class BeamLanes:
             raise ValueError(f"widths = {list(widths)}: one a prompt, at least 1")
 
     def _open(self) -> None:
+        prompt, step = self._open_passes()
+        self._mine.cache = self._make_cache(prompt, step)
+        BeamLanes.search(
+            self, pack([[0]]), [1], SearchPlan(1)
+        )  # loads and allocates: not a request's business
+
+    def _open_passes(self) -> tuple[Passes, Passes]:
         prompt, step = (
             self.pool.open_package(self._folder / name) for name in (PROMPT_PACKAGE, STEP_PACKAGE)
         )
-        self._mine.cache = BeamCache(prompt.run, step.run, self._shape, self._head.dtype, self.device)
-        self.search(pack([[0]]), [1], SearchPlan(1))  # the first run loads and allocates: not a request's
+        return prompt.run, step.run
+
+    def _make_cache(self, prompt: Passes, step: Passes) -> BeamCache | KeptCache:
+        a, bounds, weight = self._architecture, self.bounds, self._head.weight
+        layers, heads, head_dim = a["num_layers"], a["num_kv_heads"], a["head_dim"]
+        if self._kept is None:
+            shape = CacheShape(layers, bounds.steps, bounds.rows, heads, head_dim)
+            return BeamCache(prompt, step, shape, weight.dtype, self.device)
+        tokens = self._kept.tokens + bounds.prompts + 1  # padding: a token a prompt
+        kept = KeptShape(layers, bounds.steps, tokens, bounds.rows, heads, head_dim)
+        return KeptCache(prompt, step, kept, weight.dtype, self.device)

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from engine.packed import NO_PREFIX, PackedBatch
 from engine.runtime.buckets import Bucket
-
-_ALIGN = 64  # bytes; kernels read 16 at a time
+from engine.runtime.capture import wide
 
 
 @dataclass(frozen=True)
@@ -31,16 +30,16 @@ class BucketInputs:
 
     @classmethod
     def over(cls, memory: Tensor, bucket: Bucket) -> BucketInputs:
-        width, borders = _wide(8 * bucket.tokens), 4 * (bucket.samples + 1)
+        width, borders = wide(8 * bucket.tokens), 4 * (bucket.samples + 1)
         ids, positions = (memory[i * width : i * width + 8 * bucket.tokens] for i in (0, 1))
         ends = memory[2 * width : 2 * width + borders]
-        start = 2 * width + _wide(borders)
+        start = 2 * width + wide(borders)
         before = memory[start : start + 8 * bucket.samples].view(torch.int32).view(bucket.samples, 2)
         return cls(ids.view(torch.int64), positions.view(torch.int64), ends.view(torch.int32), before)
 
     @staticmethod
     def num_bytes(bucket: Bucket) -> int:
-        return 2 * _wide(8 * bucket.tokens) + _wide(4 * (bucket.samples + 1)) + 8 * bucket.samples
+        return 2 * wide(8 * bucket.tokens) + wide(4 * (bucket.samples + 1)) + 8 * bucket.samples
 
     def fill(self, packed: PackedBatch) -> None:
         """The real segments; the rest of the bucket is token 0 of no segment. On the host only."""
@@ -83,8 +82,3 @@ def _padding(tokens: int, samples: int) -> tuple[memoryview, memoryview]:
 def _bytes(x: Tensor) -> memoryview:
     view: memoryview = x.numpy().data
     return view.cast("B")
-
-
-def _wide(num_bytes: int) -> int:
-    """Up to the alignment."""
-    return -(-num_bytes // _ALIGN) * _ALIGN

@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from engine.ops.hopper.sm_limit import sm_limit
 from engine.packed import MIN_SAMPLES, PackedBatch
 from engine.runtime.bucket_inputs import BucketInputs
 from engine.runtime.buckets import Bucket, Buckets
+from engine.runtime.capture import Capture, copy_out, pinned_like
 from engine.runtime.launches import LaunchMeter
 from engine.runtime.native import Runner
 from engine.runtime.quiet_collector import quiet_collector
@@ -56,7 +56,7 @@ class GraphLane:
         torch.set_grad_enabled(False)
         largest = Bucket(buckets.tokens[-1], buckets.samples[-1])
         self._runner, self.stream, self._buckets = runner, stream, buckets
-        self._pool = torch.cuda.graph_pool_handle()
+        self.memory = torch.cuda.graph_pool_handle()  # of everything that is captured for this lane
         device = stream.device
         self._host = torch.zeros(BucketInputs.num_bytes(largest), dtype=torch.uint8, pin_memory=True)
         self._device = torch.zeros_like(self._host, device=device)
@@ -103,10 +103,10 @@ class GraphLane:
         """`head` of every sample size; it may only enqueue work on the device."""
         with torch.cuda.stream(self.stream), torch.no_grad(), quiet_collector():
             for samples in reversed(self._buckets.samples):
-                results = tuple(_pinned_like(x) for x in head(self._hidden[:samples]))
+                results = tuple(pinned_like(x) for x in head(self._hidden[:samples]))
                 self.stream.synchronize()
-                with _Capture(self._pool, self.stream) as graph:
-                    _copy_out(head(self._hidden[:samples]), results)
+                with Capture(self.memory, self.stream) as graph:
+                    copy_out(head(self._hidden[:samples]), results)
                 self._heads[head, samples] = _HeadGraph(graph, results)
 
     def launch(self, packed: PackedBatch, head: Head, shared: bool = False) -> tuple[Tensor, ...]:
@@ -168,12 +168,12 @@ class GraphLane:
     def _run_eagerly(self, packed: PackedBatch, head: Head) -> tuple[Tensor, ...]:
         self.eager_heads += 1
         out = head(self._hidden[: packed.num_samples])
-        results = tuple(_pinned_like(x) for x in out)
-        _copy_out(out, results)
+        results = tuple(pinned_like(x) for x in out)
+        copy_out(out, results)
         return results
 
     def _capture_model(self, bucket: Bucket) -> torch.cuda.CUDAGraph:
-        with _Capture(self._pool, self.stream) as graph:
+        with Capture(self.memory, self.stream) as graph:
             self._run_model(bucket)
         return graph
 
@@ -186,28 +186,3 @@ class GraphLane:
             given += [inputs.prefixes, self._constant]
         out = self._runner.run(given)[0]
         self._hidden[: bucket.samples].copy_(out)
-
-
-class _Capture:
-    """torch.cuda.graph without collecting garbage and emptying caches, which cost more than a capture."""
-
-    def __init__(self, pool: Any, stream: torch.cuda.Stream) -> None:
-        self._graph, self._pool, self._stream = torch.cuda.CUDAGraph(), pool, stream
-
-    def __enter__(self) -> torch.cuda.CUDAGraph:
-        self._stream.synchronize()
-        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        return self._graph
-
-    def __exit__(self, *_: object) -> None:
-        self._graph.capture_end()
-
-
-def _pinned_like(x: Tensor) -> Tensor:
-    dtype = torch.float32 if x.is_floating_point() else x.dtype
-    return torch.empty(x.shape, dtype=dtype, pin_memory=True)
-
-
-def _copy_out(values: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> None:
-    for value, result in zip(values, results, strict=True):
-        result.copy_(value.to(result.dtype), non_blocking=True)

@@ -22,6 +22,7 @@ from torch import Tensor
 from engine.ops.hopper.stack import num_sms
 from engine.packed import MIN_SAMPLES, BatchBounds, PackedBatch, pack
 from engine.runtime.buckets import make_buckets
+from engine.runtime.capture import copy_out, pinned_like
 from engine.runtime.cost import CostModel
 from engine.runtime.graph_lane import CONSTANT_ROWS, GraphLane, Head
 from engine.runtime.lanes import LanePool
@@ -66,7 +67,7 @@ class GraphLanePool(LanePool):
     ) -> None:
         self._lanes: list[GraphLane] = []
         self._lane_bytes: list[int] = []
-        self._launching, self._seconds = Lock(), 0.0
+        self.launching, self._seconds = Lock(), 0.0
         self._buckets = make_buckets(bounds)
         self._sharing: tuple[SharedCost, ...] = ()
         self._shared_tokens: tuple[int, ...] = ()
@@ -85,6 +86,14 @@ class GraphLanePool(LanePool):
     def prepare(self, head: Head) -> None:
         """Capture `head` on every lane. Call while no lane has work."""
         self.on_every_lane(lambda: self._alone(lambda lane: lane.capture_head(head)))
+
+    @property
+    def this_lane(self) -> GraphLane:
+        """The calling thread's; RuntimeError where it is none of the lanes'."""
+        lane: GraphLane | None = getattr(self._mine, "graphs", None)
+        if lane is None:
+            raise RuntimeError("not a lane's thread: submit the work to LanePool.executor")
+        return lane
 
     @property
     def most_segments(self) -> int:
@@ -127,17 +136,14 @@ class GraphLanePool(LanePool):
     def hold(self, packed: PackedBatch, shared: bool = False) -> Callable[[], None]:
         """Fill this lane's buffers with one batch; what it returns enqueues its graph on the caller's current
         stream, for timing while nothing else runs. `shared`: as serving does beside another lane."""
-        lane: GraphLane = self._mine.graphs
-        return lane.hold(packed, shared)
+        return self.this_lane.hold(packed, shared)
 
     def run(self, packed: PackedBatch, head: Head) -> tuple[Tensor, ...]:
-        lane: GraphLane | None = getattr(self._mine, "graphs", None)
-        if lane is None:
-            raise RuntimeError("not a lane's thread: submit the work to LanePool.executor")
+        lane = self.this_lane
         self.check(packed)
         lane.busy = True
         try:
-            with self._launching:
+            with self.launching:
                 crowded = any(other.busy for other in self._lanes if other is not lane)
                 results = lane.launch(packed, head, shared=crowded)
             lane.wait()
@@ -145,12 +151,22 @@ class GraphLanePool(LanePool):
             lane.busy = False
         return tuple(x.clone() for x in results)
 
+    def compute(self, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """As LanePool's: launched by Python, captured nowhere."""
+        lane = self.this_lane
+        with self.launching, torch.inference_mode(), torch.cuda.stream(lane.stream):
+            values = work()
+            results = tuple(map(pinned_like, values))
+            copy_out(values, results)
+        lane.stream.synchronize()
+        return results
+
     def open_runner(self) -> Runner:
         """A runner of the package for the calling thread, over the shared weights."""
         return self.open_package(self._package)
 
     def _start(self) -> None:
-        with self._launching, torch.cuda.device(self._device):
+        with self.launching, torch.cuda.device(self._device):
             self._open_graphs()
 
     def _open_graphs(self) -> None:
@@ -199,7 +215,7 @@ class GraphLanePool(LanePool):
         """On a lane's thread, while no lane launches; the caller sees to it that none runs."""
 
         def alone() -> T:
-            with self._launching, torch.cuda.device(self._device):
+            with self.launching, torch.cuda.device(self._device):
                 return work()
 
         return self.executor.submit(alone).result()
@@ -213,5 +229,5 @@ class GraphLanePool(LanePool):
 
     def _alone(self, work: Callable[[GraphLane], None]) -> None:
         """On a lane's thread, while no other lane launches or captures."""
-        with self._launching, torch.cuda.device(self._device):
-            work(self._mine.graphs)
+        with self.launching, torch.cuda.device(self._device):
+            work(self.this_lane)

@@ -82,7 +82,9 @@ def varlen_attention(
     group = q.shape[1] // k.shape[1]
     out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     borders = list(pairwise(cu_seqlens.tolist()))
-    before = [(-1, 0)] * len(borders) if prefixes is None else prefixes.tolist()
+    before = [(-1, 0)] * len(borders)
+    if prefixes is not None and len(prefixes) == len(borders):  # else none: as ops.packed_attention says
+        before = prefixes.tolist()
     for (start, stop), (parent, count) in zip(borders, before, strict=True):
         rows = slice(start, stop)
         seen = slice(*borders[parent]) if parent >= 0 else slice(0, 0)

@@ -16,20 +16,13 @@ from engine.ops.portable.language import jit, next_power_of_2, register, tl
 
 
 @jit
-def _head_norm_rope(
-    qkv, positions, cos, sin, q_weight, k_weight, out, num_positions,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr, HALF: tl.constexpr,
-    EPS: tl.constexpr, Q_SCALE: tl.constexpr, NORM: tl.constexpr,
+def rotate_heads(
+    source, lane, inside, is_query, position, cos, sin, q_weight, k_weight, num_positions,
+    HALF: tl.constexpr, EPS: tl.constexpr, Q_SCALE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """One token a program, all its query and key heads at once. Positions are clamped into the tables."""
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.arange(0, BLOCK_HEADS)[:, None]
-    lane = tl.arange(0, HALF)[None, :]
-    inside = (head < HEADS + KV_HEADS) & (lane < HALF)
-    source = qkv + token * (HEADS + 2 * KV_HEADS) * 2 * HALF + head * 2 * HALF + lane
+    """Both halves, float32, of the heads that begin at `source`. Positions are clamped into the tables."""
     first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
-    is_query = head < HEADS
     if NORM:
         mean = (tl.sum(first * first, 1, keep_dims=True) + tl.sum(second * second, 1, keep_dims=True)) / (
             2 * HALF
@@ -40,14 +33,32 @@ def _head_norm_rope(
         )
         upper = tl.where(is_query, tl.load(q_weight + HALF + lane), tl.load(k_weight + HALF + lane))
         second *= factor * upper.to(tl.float32)
-    position = tl.load(positions + token)
     position = tl.minimum(tl.maximum(position, 0), num_positions - 1)
     c = tl.load(cos + position * HALF + lane)
     s = tl.load(sin + position * HALF + lane)
     gain = tl.where(is_query, Q_SCALE, 1.0)
+    return (first * c - second * s) * gain, (second * c + first * s) * gain
+
+
+@jit
+def _head_norm_rope(
+    qkv, positions, cos, sin, q_weight, k_weight, out, num_positions,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr, HALF: tl.constexpr,
+    EPS: tl.constexpr, Q_SCALE: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """One token a program, all its query and key heads at once."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, BLOCK_HEADS)[:, None]
+    lane = tl.arange(0, HALF)[None, :]
+    inside = (head < HEADS + KV_HEADS) & (lane < HALF)
+    source = qkv + token * (HEADS + 2 * KV_HEADS) * 2 * HALF + head * 2 * HALF + lane
+    first, second = rotate_heads(
+        source, lane, inside, head < HEADS, tl.load(positions + token), cos, sin, q_weight, k_weight,
+        num_positions, HALF, EPS, Q_SCALE, NORM,
+    )  # fmt: skip
     target = out + token * (HEADS + KV_HEADS) * 2 * HALF + head * 2 * HALF + lane
-    tl.store(target, ((first * c - second * s) * gain).to(out.dtype.element_ty), mask=inside)
-    tl.store(target + HALF, ((second * c + first * s) * gain).to(out.dtype.element_ty), mask=inside)
+    tl.store(target, first.to(out.dtype.element_ty), mask=inside)
+    tl.store(target + HALF, second.to(out.dtype.element_ty), mask=inside)
 
 
 def _allocate(
@@ -94,6 +105,12 @@ def head_norm_rope(
         )
     q_weight, k_weight = weights or (None, None)
     qk = _launch(qkv, positions, cos, sin, q_weight, k_weight, heads, kv_heads, eps, q_scale)
+    return split_heads(qk, qkv, heads, kv_heads)
+
+
+def split_heads(qk: Tensor, qkv: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys that were made ready, values where the projection wrote them: views [T, heads, D]."""
+    head_dim = qk.shape[1] // (heads + kv_heads)
     q, k = qk.split([heads * head_dim, kv_heads * head_dim], dim=-1)
     v = qkv[:, (heads + kv_heads) * head_dim :]
     return (

@@ -1,0 +1,66 @@
+"""The head of a search: which rows of the vocabulary are multiplied at each position, and in which precision.
+
+In 8 bits hidden states are quantised by row, and the raw product (both scales 1) runs at the speed of one
+scale a tensor:
+
+    logits[r, v] = (q[r] · w[v]) * scale[r] * weight_scale
+
+Immutable; any thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.beam.search import Head, SearchPlan
+from engine.ops.portable.linear import linear_e4m3
+from engine.ops.portable.quantise import quantise_rows
+from engine.ops.portable.quantised import Activation
+
+ON_CUDA_AT_ONCE = 1 << 31  # entries of one product: all prompts together, as fast as it goes
+_STEP = 16  # rows that an 8-bit product takes
+
+
+@dataclass(frozen=True)
+class HeadWeight:
+    """weight[V, H]; narrow e4m3[V, H] and its scale float32[1], where the head runs in 8 bits."""
+
+    weight: Tensor
+    narrow: Tensor | None = None
+    narrow_scale: Tensor | None = None
+
+    def of(self, plan: SearchPlan) -> Head:
+        """For one plan's slices."""
+        on_cuda = self.weight.device.type == "cuda"
+        more = {"at_once": ON_CUDA_AT_ONCE} if on_cuda else {}
+        if self.narrow is None or self.narrow_scale is None:
+            return Head(self.weight, plan.slices, **more)
+        one = torch.ones(1, device=self.weight.device)
+        return NarrowHead(
+            self.weight, plan.slices, **more, narrow=self.narrow, scale=self.narrow_scale, one=one
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NarrowHead(Head):
+    """In 8 bits."""
+
+    narrow: Tensor
+    scale: Tensor
+    one: Tensor
+
+    def logits(self, hidden: Tensor, position: int) -> Tensor:
+        begin, end = self.bounds(position)
+        # Slices begin and end anywhere; the product takes whole sixteens of rows.
+        low, high = begin // _STEP * _STEP, min(-(-end // _STEP) * _STEP, len(self.narrow) // _STEP * _STEP)
+        rows = hidden.flatten(0, -2)
+        if end > high:  # a vocabulary that is no multiple, as few are
+            return super().logits(hidden, position)
+        quantised = quantise_rows(rows)
+        assert quantised.scale is not None
+        raw = linear_e4m3(Activation(quantised.values, self.one), self.narrow[low:high], self.one)
+        scaled = raw[:, begin - low : end - low].float() * (quantised.scale * self.scale)
+        return scaled.view(*hidden.shape[:-1], end - begin)

@@ -1,0 +1,110 @@
+"""Buckets of a search on CUDA: requests x prompt tokens x width, each a captured graph.
+
+A step's products have requests * width rows, cut into tiles: sizes are those that fill the last tile best, so
+that a bucket is not slower than the work in it (width 100: 5, 10, 15, 20 requests). Prompts cost less than
+steps, so their sizes grow faster.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.packed import MIN_SAMPLES
+
+TILE_ROWS = 256  # what cuBLASLt's larger tiles take at once
+GROWTH = 1.3  # of requests, and of tokens a prompt, from one size to the next
+SMALLEST_PROMPT = 16
+TOKEN_STEP = 8
+NARROW = 4  # a request that asks for a quarter of the width is served by graphs of that width
+LEAST_NARROW = 8
+
+
+@dataclass(frozen=True, order=True)
+class BeamBucket:
+    """`tokens` are those of all prompts, padding's included."""
+
+    prompts: int
+    width: int
+    tokens: int
+
+    @property
+    def segments(self) -> int:
+        """Of the prompts' pass: a compiled package treats one as special."""
+        return max(self.prompts, MIN_SAMPLES)
+
+
+@dataclass(frozen=True)
+class SearchSizes:
+    """The most that a pipeline's batches hold; what buckets are made for."""
+
+    width: int
+    prompts: int
+    tokens_per_prompt: int
+    tokens: int
+
+
+class BeamBuckets:
+    """Which there are, and which one a batch takes."""
+
+    def __init__(self, buckets: Sequence[BeamBucket]) -> None:
+        """At least one; the largest first is the order to capture them in."""
+        self.all = tuple(sorted(set(buckets), reverse=True))
+        self._widths = sorted({bucket.width for bucket in self.all})
+        self._prompts = {w: sorted({b.prompts for b in self.all if b.width == w}) for w in self._widths}
+        self._tokens: dict[tuple[int, int], list[int]] = {}
+        for bucket in reversed(self.all):
+            self._tokens.setdefault((bucket.width, bucket.prompts), []).append(bucket.tokens)
+
+    def choose(self, prompts: int, tokens: int, width: int) -> BeamBucket | None:
+        """The smallest that holds a batch, every further prompt of it taking a token; None over them all."""
+        for wide in self._widths[bisect_left(self._widths, width) :]:
+            sizes = self._prompts[wide]
+            for count in sizes[bisect_left(sizes, prompts) :]:
+                needed = tokens + max(count, MIN_SAMPLES) - prompts
+                fitting = self._tokens[wide, count]
+                at = bisect_left(fitting, needed)
+                if at < len(fitting):
+                    return BeamBucket(count, wide, fitting[at])
+        return None
+
+
+def make_beam_buckets(sizes: SearchSizes) -> BeamBuckets:
+    """Buckets that hold every batch within `sizes`."""
+    made = []
+    for width in width_sizes(sizes.width):
+        for prompts in prompt_sizes(width, sizes.prompts):
+            made += [BeamBucket(prompts, width, tokens) for tokens in token_sizes(prompts, sizes)]
+    return BeamBuckets(made)
+
+
+def width_sizes(width: int) -> tuple[int, ...]:
+    """Two beams at least, as a compiled package treats one row as special."""
+    narrow = -(-width // NARROW)
+    return (max(2, width),) if narrow < LEAST_NARROW else (narrow, width)
+
+
+def prompt_sizes(width: int, most: int) -> tuple[int, ...]:
+    """Ascending from 1 to `most`, each the best filled within reach of the one before."""
+
+    def filled(count: int) -> float:
+        rows = count * width
+        return rows / (-(-rows // TILE_ROWS) * TILE_ROWS)
+
+    sizes = [1]
+    while sizes[-1] < most:
+        reach = range(sizes[-1] + 1, min(most, max(sizes[-1] + 1, int(sizes[-1] * GROWTH))) + 1)
+        sizes.append(max(reach, key=lambda count: (filled(count), count)))
+    return tuple(sizes)
+
+
+def token_sizes(prompts: int, sizes: SearchSizes) -> tuple[int, ...]:
+    """Of all prompts together, ascending; the last holds any batch of so many."""
+    padding = max(prompts, MIN_SAMPLES)
+    most = min(sizes.tokens, prompts * sizes.tokens_per_prompt)
+    found, each = [], float(SMALLEST_PROMPT)
+    while (tokens := -(-int(prompts * each) // TOKEN_STEP) * TOKEN_STEP) < most:
+        found.append(tokens + padding)
+        each *= GROWTH
+    return (*found, most + padding)

@@ -1,0 +1,133 @@
+"""One lane's captured searches: a graph for every bucket of every plan, over one state and one memory pool.
+
+A graph holds the whole search: pinned host memory -> device, the prompts' package, the first expansion,
+every step's package and expansion, and one copy of the results to pinned memory. Capturing and launching
+happen on the lane's own thread; Python, the packages' own operations included, runs at capture alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.beam.frontier import Frontier, Rules
+from engine.beam.kept_cache import KeptCache, PromptInputs
+from engine.beam.legal import LegalTensors
+from engine.beam.search import Head, SearchPlan, search
+from engine.packed import PackedBatch
+from engine.runtime.beam_buckets import BeamBucket
+from engine.runtime.beam_transfer import BeamInputs, gather_results, spread_results
+from engine.runtime.capture import Capture, pinned_like
+from engine.runtime.graph_lane import GraphLane
+
+
+@dataclass(frozen=True)
+class SearchKey:
+    """Which graph: `place` names where legal sequences are read, None where there are none."""
+
+    plan: SearchPlan
+    place: tuple[int, int] | None
+    bucket: BeamBucket
+
+
+@dataclass(frozen=True)
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    inputs: BeamInputs  # pinned
+    results: Tensor  # pinned
+    shapes: Frontier  # empty tensors on the meta device
+
+
+class BeamGraphLane:
+    """`lane` gives the stream and the memory; what is searched with lies in `cache`."""
+
+    def __init__(self, lane: GraphLane, cache: KeptCache, device: torch.device) -> None:
+        self._lane, self._cache, self._device = lane, cache, device
+        self._host = torch.empty(0, dtype=torch.uint8, pin_memory=True)
+        self._inputs = torch.empty(0, dtype=torch.uint8, device=device)
+        self._ends: dict[
+            tuple[int, ...], Tensor
+        ] = {}  # end tokens on the device, kept for graphs that read them
+        self._graphs: dict[SearchKey, _Captured] = {}
+        self._retired: list[object] = []  # memory that older graphs read
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self._graphs)
+
+    def reserve(self, buckets: Sequence[BeamBucket]) -> None:
+        """Input memory for the largest of them; graphs that were captured keep what they read."""
+        wanted = max(BeamInputs.num_bytes(bucket) for bucket in buckets)
+        if wanted > len(self._host):
+            self._retired += [self._host, self._inputs]
+            self._host = torch.zeros(wanted, dtype=torch.uint8, pin_memory=True)
+            self._inputs = torch.zeros_like(self._host, device=self._device)
+
+    def capture(self, key: SearchKey, head: Head, legal: LegalTensors | None) -> None:
+        """One graph, after one run of the same: libraries choose and load kernels by size, which a capture
+        does not allow. Replaces the key's graph where there is one."""
+        bucket, stream = key.bucket, self._lane.stream
+        inputs = BeamInputs.over(self._host, bucket)
+        for x in (inputs.input_ids, inputs.positions):
+            x.zero_()
+        each = max(1, bucket.tokens // bucket.segments - 1)  # tokens a prompt, padding's apart
+        inputs.cu_seqlens.copy_(torch.arange(bucket.segments + 1) * each)
+        inputs.widths.fill_(bucket.width)
+        with torch.cuda.stream(stream), torch.no_grad():
+            found = self._search(key, head, legal)
+            columns: dict[str, Any] = {n: None if x is None else x.to("meta") for n, x in vars(found).items()}
+            shapes = Frontier(**columns)
+            results = pinned_like(gather_results(found))
+            del found  # its memory is the graph's, too
+            stream.synchronize()
+            with Capture(self._lane.memory, stream) as graph:
+                results.copy_(gather_results(self._search(key, head, legal)), non_blocking=True)
+        self._graphs[key] = _Captured(graph, inputs, results, shapes)
+
+    def find(self, key: SearchKey) -> bool:
+        return key in self._graphs
+
+    def launch(self, key: SearchKey, packed: PackedBatch, widths: Sequence[int]) -> None:
+        """Everything of one batch is enqueued; `take` has its results after `wait`."""
+        captured = self._graphs[key]
+        captured.inputs.fill(packed, widths)
+        with torch.cuda.stream(self._lane.stream):
+            captured.graph.replay()
+            self._done.record(self._lane.stream)
+
+    def wait(self) -> None:
+        """Until the last launch's results are there; does not hold the interpreter lock."""
+        self._done.synchronize()
+
+    def take(self, key: SearchKey, prompts: int, width: int) -> Frontier:
+        """The first prompts' first beams, the caller's own."""
+        captured = self._graphs[key]
+        return spread_results(captured.results, captured.shapes, prompts, width)
+
+    def hold(self, key: SearchKey, packed: PackedBatch, widths: Sequence[int]) -> torch.cuda.CUDAGraph:
+        """The batch's graph, to be replayed on any stream while nothing else runs. For measuring."""
+        captured = self._graphs[key]
+        captured.inputs.fill(packed, widths)
+        return captured.graph
+
+    def _search(self, key: SearchKey, head: Head, legal: LegalTensors | None) -> Frontier:
+        bucket = key.bucket
+        size = BeamInputs.num_bytes(bucket)
+        self._inputs[:size].copy_(self._host[:size], non_blocking=True)
+        given = BeamInputs.over(self._inputs, bucket)
+        prompts = PromptInputs(given.input_ids, given.positions, given.cu_seqlens)
+        self._cache.hold(prompts, bucket.prompts, bucket.width)
+        rules = Rules(bucket.width, given.widths, self._end_tokens(key.plan), legal)
+        return search(self._cache, head, rules, key.plan.steps)
+
+    def _end_tokens(self, plan: SearchPlan) -> Tensor | None:
+        if plan.end_tokens is None:
+            return None
+        if plan.end_tokens not in self._ends:
+            self._ends[plan.end_tokens] = torch.tensor(plan.end_tokens, device=self._device)
+        return self._ends[plan.end_tokens]

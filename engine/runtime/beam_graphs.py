@@ -1,0 +1,170 @@
+"""BeamLanes on CUDA: every search that a pipeline can ask for is captured when the pipeline opens.
+
+Launches are made one at a time under the pool's lock, as its other graphs are. A search that no graph holds
+is launched operation by operation, and counted. Items are searched in places of a fixed capacity
+(legal_slots).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.beam.bounds import BeamBounds
+from engine.beam.frontier import Frontier
+from engine.beam.head_weight import HeadWeight
+from engine.beam.legal import LegalTensors
+from engine.beam.search import Head, SearchPlan
+from engine.packed import BatchBounds, PackedBatch
+from engine.runtime.beam_buckets import BeamBuckets, SearchSizes, make_beam_buckets
+from engine.runtime.beam_graph import BeamGraphLane, SearchKey
+from engine.runtime.beam_lanes import LEAST_ROWS, BeamLanes
+from engine.runtime.graph_lanes import GraphLanePool
+from engine.runtime.legal_slots import LegalSlots, PlacedLegal
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    plan: SearchPlan
+    buckets: BeamBuckets
+
+
+class GraphBeamLanes(BeamLanes):
+    """As BeamLanes; `prepare` before serving, or each search counts as a fallback."""
+
+    pool: GraphLanePool
+
+    def __init__(
+        self,
+        pool: GraphLanePool,
+        folder: Path,
+        bounds: BeamBounds,
+        head: HeadWeight,
+        architecture: Mapping[str, Any],
+        kept: BatchBounds | None,
+    ) -> None:
+        self._lanes: list[BeamGraphLane] = []
+        self._prepared: dict[LegalSlots | None, list[_Prepared]] = {}
+        self._numbers: dict[LegalSlots, int] = {}
+        self._counting = count()
+        super().__init__(pool, folder, bounds, head, architecture, kept)
+
+    def prepare(
+        self,
+        plan: SearchPlan,
+        sizes: SearchSizes,
+        slots: LegalSlots | None = None,
+        buckets: BeamBuckets | None = None,
+    ) -> None:
+        """Capture on every lane what batches within `sizes` need; call while no lane has work."""
+        prepared = _Prepared(plan, buckets or make_beam_buckets(sizes))
+        for slot in (None,) if slots is None else (0, 1):
+            self._capture_all(prepared, slots, slot)
+        self._prepared.setdefault(slots, []).append(prepared)
+
+    def make_slots(self) -> LegalSlots:
+        slots = LegalSlots(self.device, self._recapture)
+        self._numbers[slots] = next(self._counting)
+        return slots
+
+    def sizes(self, plan: SearchPlan) -> tuple[int, ...]:
+        """Prompts of a batch that fill a graph; all of them where nothing was captured for `plan`."""
+        found = [
+            prepared.buckets for each in self._prepared.values() for prepared in each if prepared.plan == plan
+        ]
+        return tuple(sorted({bucket.prompts for buckets in found for bucket in buckets.all}))
+
+    @property
+    def fallbacks(self) -> int:
+        """Searches since load that were not captured."""
+        return self._fallbacks
+
+    @property
+    def num_graphs(self) -> int:
+        return sum(lane.num_graphs for lane in self._lanes)
+
+    def search(
+        self,
+        packed: PackedBatch,
+        widths: Sequence[int],
+        plan: SearchPlan,
+        legal: LegalTensors | None = None,
+    ) -> Frontier:
+        """See BeamLanes; StaleLegalError where `legal` is being replaced."""
+        self._check(packed, widths, plan)
+        if isinstance(legal, PlacedLegal):
+            with legal.slots.use(legal):
+                return self._launch(packed, widths, plan, legal)
+        return self._launch(packed, widths, plan, legal)
+
+    def key(
+        self, packed: PackedBatch, widths: Sequence[int], plan: SearchPlan, legal: LegalTensors | None
+    ) -> SearchKey | None:
+        """Of the graph that serves this batch; None where none does."""
+        placed = legal if isinstance(legal, PlacedLegal) else None
+        if legal is not None and placed is None:
+            return None
+        slots = None if placed is None else placed.slots
+        place = None if placed is None else (self._numbers[placed.slots], placed.slot)
+        for prepared in self._prepared.get(slots, ()):
+            if prepared.plan == plan:
+                bucket = prepared.buckets.choose(
+                    packed.num_samples, packed.num_tokens, max(LEAST_ROWS, *widths)
+                )
+                if bucket is not None:
+                    return SearchKey(plan, place, bucket)
+        return None
+
+    @property
+    def this_lane(self) -> BeamGraphLane:
+        lane: BeamGraphLane = self._mine.graphs
+        return lane
+
+    def _launch(
+        self, packed: PackedBatch, widths: Sequence[int], plan: SearchPlan, legal: LegalTensors | None
+    ) -> Frontier:
+        key = self.key(packed, widths, plan, legal)
+        if key is None or not self.this_lane.find(key):
+            self._fallbacks += 1
+            return super().search(packed, widths, plan, legal)
+        lane = self.this_lane
+        with self.pool.launching:
+            lane.launch(key, packed, widths)
+        lane.wait()
+        return lane.take(key, packed.num_samples, max(LEAST_ROWS, *widths))
+
+    def _recapture(self, slots: LegalSlots, slot: int) -> None:
+        for prepared in self._prepared.get(slots, ()):
+            self._capture_all(prepared, slots, slot)
+
+    def _capture_all(self, prepared: _Prepared, slots: LegalSlots | None, slot: int | None) -> None:
+        """A bucket at a time, so that requests that come meanwhile wait for one capture, not for all."""
+        self.pool.on_every_lane(self._alone(lambda: self.this_lane.reserve(prepared.buckets.all)))
+        legal = None if slots is None or slot is None else slots.whole(slot)
+        place = None if slots is None or slot is None else (self._numbers[slots], slot)
+        head = self._head.of(prepared.plan)
+        for bucket in prepared.buckets.all:
+            key = SearchKey(prepared.plan, place, bucket)
+            self.pool.on_every_lane(self._alone(partial(self._capture, key, head, legal)))
+        self.pool.on_every_lane(self._alone(torch.cuda.empty_cache))  # what runs before captures took
+
+    def _capture(self, key: SearchKey, head: Head, legal: LegalTensors | None) -> None:
+        self.this_lane.capture(key, head, legal)
+
+    def _open(self) -> None:
+        super()._open()
+        self._mine.graphs = BeamGraphLane(self.pool.this_lane, self._mine.cache, self.device)
+        self._lanes.append(self._mine.graphs)
+
+    def _alone(self, task: Callable[[], None]) -> Callable[[], None]:
+        def locked() -> None:
+            with self.pool.launching, torch.cuda.device(self.device):
+                task()
+
+        return locked

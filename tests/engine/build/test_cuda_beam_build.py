@@ -1,0 +1,140 @@
+"""A build of beams for CUDA acted out on the CPU: the same plan, weights and packages, oracles for kernels.
+
+Only what asks for a device is replaced: its capability, and its lanes of graphs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import engine.artifact
+import engine.build.package
+from engine.artifact import Artifact
+from engine.beam.bounds import BeamBounds
+from engine.beam.frontier import Frontier
+from engine.beam.search import SearchPlan
+from engine.build import BuildSpec, build_artifact
+from engine.build.cuda_beam_package import NOTE
+from engine.build.plain_beams import search_plainly
+from engine.packed import BatchBounds, pack
+from engine.pipeline import Answer, Pipeline, PipelineConfig
+from engine.runtime.beam_lanes import BeamLanes
+from engine.runtime.lanes import LanePool
+from engine.store import ArtifactStore
+from hopper_models import save_tiny
+
+BOUNDS = BatchBounds(samples=8, tokens=512, tokens_per_sample=64)
+BEAM = BeamBounds(width=6, steps=3, prompts=4)
+TOLERANCE = {"bf16": 0.1, "fp8": 0.6}  # of a score, the sum of four log-probabilities
+PROMPTS = [[5, 6, 7], [100, 200, 42, 17, 3, 9, 250], [42] * 30]
+WIDTHS = [4, 6, 1]
+
+
+@dataclass(frozen=True)
+class Built:
+    checkpoint: Path
+    artifact: Path
+    precision: str
+
+
+@pytest.fixture(scope="module", params=["bf16", "fp8"])
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
+    folder, precision = tmp_path_factory.mktemp(request.param), request.param
+    checkpoint = save_tiny(folder / "checkpoint", "norm" if precision == "fp8" else "bias", vocab_size=368)
+    spec = BuildSpec(checkpoint, folder / "out", "tiny", dtype="bfloat16", bounds=BOUNDS, beam=BEAM)
+    object.__setattr__(spec, "precision", precision)  # a spec refuses it without a device
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+        patch.setattr(engine.build.package, "GraphLanePool", LanePool)
+        patch.setattr(engine.artifact, "GraphLanePool", LanePool)
+        yield Built(checkpoint, build_artifact(spec), precision)
+
+
+@pytest.fixture(scope="module")
+def beams(built: Built) -> Iterator[BeamLanes]:
+    artifact = Artifact.open(built.artifact)
+    pool = artifact.open_lanes(1)
+    yield artifact.open_beams(pool)
+    pool.close()
+
+
+def find(beams: BeamLanes, prompts: list[list[int]], widths: list[int], **more: Any) -> Frontier:
+    plan = SearchPlan(BEAM.steps, **more)
+    return beams.pool.executor.submit(beams.search, pack(prompts), widths, plan).result()
+
+
+def test_manifest(built: Built) -> None:
+    manifest = Artifact.open(built.artifact).manifest
+    assert manifest.plan is not None
+    assert manifest.beam is not None
+    assert NOTE in manifest.plan["notes"]
+    names = ("path", "qkv", "output", "down")
+    kinds = {tuple(layer[name] for name in names) for layer in manifest.plan["layers"]}
+    assert kinds == {("portable", "bf16", "bf16", built.precision)}
+    assert manifest.beam.parity.max_abs_error < TOLERANCE[built.precision]
+
+
+def test_scores_are_near_a_plain_search(built: Built, beams: BeamLanes) -> None:
+    from transformers import AutoModelForCausalLM
+
+    reference = AutoModelForCausalLM.from_pretrained(built.checkpoint, dtype=torch.float32).eval()
+    found = find(beams, PROMPTS, WIDTHS)
+    for sample, (prompt, width) in enumerate(zip(PROMPTS, WIDTHS, strict=True)):
+        plain = search_plainly(reference, prompt, width, BEAM.steps)
+        scores = found.scores[sample]
+        torch.testing.assert_close(
+            scores[:width], torch.tensor(plain.scores), atol=TOLERANCE[built.precision], rtol=0
+        )
+        assert bool((scores[width:] == -torch.inf).all())
+
+
+def test_neighbours_and_what_was_searched_before_do_not_matter(beams: BeamLanes) -> None:
+    together = find(beams, PROMPTS, [6] * 3)
+    find(beams, [[3] * 64] * 4, [6] * 4)
+    for sample, prompt in enumerate(PROMPTS):
+        alone = find(beams, [prompt], [6])
+        torch.testing.assert_close(alone.scores[0], together.scores[sample], atol=0.05, rtol=0)
+
+
+def test_slices_are_the_same_rows_of_the_head(beams: BeamLanes) -> None:
+    """Of a slice that does not begin at a whole tile: near what is left of the whole head's logits."""
+    slices = ((3, 368), (0, 50), (7, 23), (350, 368))
+    found = find(beams, PROMPTS, [6] * 3, slices=slices)
+    for position, (start, stop) in enumerate(slices):
+        tokens = found.tokens[..., position]
+        assert bool(((tokens >= start) & (tokens < stop)).all())
+
+
+def test_a_pipeline_with_items(built: Built, sample: Any, tmp_path: Path) -> None:
+    items = [{"item_id": f"i{n}", "token_ids": [n, 7, n % 5, 30 + n % 3]} for n in range(40)]
+    (tmp_path / "items.jsonl").write_text("\n".join(map(json.dumps, items)) + "\n", encoding="utf-8")
+    nodes = {
+        "prompt": {"kind": "tokenizer", "artifact": "tiny"},
+        "model": {
+            "kind": "beam", "artifact": "tiny", "inputs": ["prompt"], "width": 5, "steps": 3,
+            "items": "items.jsonl",
+        },
+        "answer": {"kind": "encoder", "inputs": ["model"]},
+    }  # fmt: skip
+    bounds = {"samples": 2, "tokens_per_sample": 32, "tokens_per_request": 64}
+    config = PipelineConfig.model_validate({"name": "recall", "bounds": bounds, "nodes": nodes})
+    store = ArtifactStore({"tiny": built.artifact})
+    try:
+        with Pipeline.open(config, store, tmp_path) as pipeline:
+            prepared = pipeline.prepare([sample(token_ids=ids) for ids in PROMPTS[:2]])
+            (answer,) = pipeline.submit([prepared]).result(60)
+    finally:
+        store.close()
+    assert isinstance(answer, Answer), answer
+    known = {item["item_id"]: item["token_ids"] for item in items}
+    for row in answer.rows:
+        assert len(row["beams"]) == 5
+        for beam in row["beams"]:
+            assert [known[name] for name in beam["item_ids"]] == [beam["token_ids"]]
