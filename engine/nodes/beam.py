@@ -89,7 +89,8 @@ class Beam(Node):
         self.capacity = Capacity(built.tokens, prompts, opened.lanes.num_lanes + 1)
         sizes = SearchSizes(options.width, prompts, min(longest, built.tokens_per_sample), built.tokens)
         self._lanes.prepare(self._plan, sizes, self._slots)
-        self.batch_sizes = self._lanes.sizes(self._plan)  # prompts that fill a graph; empty: any count is as good
+        # Prompts that fill a graph, ascending; empty: any count is as good.
+        self.batch_sizes = self._lanes.sizes(self._plan)
 
     def check_options(self, options: Mapping[str, object]) -> None:
         self._asked(options)
@@ -169,7 +170,8 @@ class Beam(Node):
 
     def _place(self, tensors: LegalTensors) -> LegalTensors:
         if self._slots is not None:
-            return self._slots.place(tensors, None if self._catalogue is None else self._current_items().tensors)
+            served = None if self._catalogue is None else self._current_items().tensors
+            return self._slots.place(tensors, served)
         device = self._lanes.device
         return LegalTensors(
             tensors.offsets.to(device), tensors.tokens.to(device), tensors.children.to(device),

@@ -7,7 +7,7 @@ is launched operation by operation, and counted. Items are searched in places of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -27,6 +27,7 @@ from engine.runtime.beam_graph import BeamGraphLane, SearchKey
 from engine.runtime.beam_lanes import LEAST_ROWS, BeamLanes
 from engine.runtime.graph_lanes import GraphLanePool
 from engine.runtime.legal_slots import LegalSlots, PlacedLegal
+from engine.runtime.quiet_collector import quiet_collector
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class GraphBeamLanes(BeamLanes):
         """Capture on every lane what batches within `sizes` need; call while no lane has work."""
         prepared = _Prepared(plan, buckets or make_beam_buckets(sizes))
         for slot in (None,) if slots is None else (0, 1):
-            self._capture_all(prepared, slots, slot)
+            self._capture(prepared, slots, slot, len(prepared.buckets.all))
         self._prepared.setdefault(slots, []).append(prepared)
 
     def make_slots(self) -> LegalSlots:
@@ -140,31 +141,28 @@ class GraphBeamLanes(BeamLanes):
         return lane.take(key, packed.num_samples, max(LEAST_ROWS, *widths))
 
     def _recapture(self, slots: LegalSlots, slot: int) -> None:
+        """A graph at a time, so that requests that come meanwhile wait for one, not for all."""
         for prepared in self._prepared.get(slots, ()):
-            self._capture_all(prepared, slots, slot)
+            self._capture(prepared, slots, slot, at_once=1)
 
-    def _capture_all(self, prepared: _Prepared, slots: LegalSlots | None, slot: int | None) -> None:
-        """A bucket at a time, so that requests that come meanwhile wait for one capture, not for all."""
-        self.pool.on_every_lane(self._alone(lambda: self.this_lane.reserve(prepared.buckets.all)))
-        legal = None if slots is None or slot is None else slots.whole(slot)
+    def _capture(self, prepared: _Prepared, slots: LegalSlots | None, slot: int | None, at_once: int) -> None:
+        """Every bucket on every lane, `at_once` of them before a lane may do something else."""
+        buckets, head = prepared.buckets.all, self._head.of(prepared.plan)
+        placed = None if slots is None or slot is None else slots.whole(slot)
         place = None if slots is None or slot is None else (self._numbers[slots], slot)
-        head = self._head.of(prepared.plan)
-        for bucket in prepared.buckets.all:
-            key = SearchKey(prepared.plan, place, bucket)
-            self.pool.on_every_lane(self._alone(partial(self._capture, key, head, legal)))
-        self.pool.on_every_lane(self._alone(torch.cuda.empty_cache))  # what runs before captures took
+        keys = [SearchKey(prepared.plan, place, bucket) for bucket in buckets]
+        for first in range(0, len(keys), at_once):
+            some = keys[first : first + at_once]
+            self.pool.on_every_lane(partial(self._capture_some, some, head, placed))
 
-    def _capture(self, key: SearchKey, head: Head, legal: LegalTensors | None) -> None:
-        self.this_lane.capture(key, head, legal)
+    def _capture_some(self, keys: Sequence[SearchKey], head: Head, legal: LegalTensors | None) -> None:
+        with self.pool.launching, torch.cuda.device(self.device), quiet_collector():
+            self.this_lane.reserve([key.bucket for key in keys])
+            for key in keys:
+                self.this_lane.capture(key, head, legal)
+            torch.cuda.empty_cache()  # what the runs before captures took
 
     def _open(self) -> None:
         super()._open()
         self._mine.graphs = BeamGraphLane(self.pool.this_lane, self._mine.cache, self.device)
         self._lanes.append(self._mine.graphs)
-
-    def _alone(self, task: Callable[[], None]) -> Callable[[], None]:
-        def locked() -> None:
-            with self.pool.launching, torch.cuda.device(self.device):
-                task()
-
-        return locked

@@ -38,7 +38,7 @@ PIPELINE: dict[str, Any] = {
 QUERIES = ["the wireless mouse", "a", "silent click and a long battery " * 5, "laptop"]
 
 
-def save_tiny(folder: Path, kind: str, vocab_size: int | None = None) -> Path:
+def save_tiny(folder: Path, kind: str, vocab_size: int | None = None, **more: Any) -> Path:
     """A checkpoint of KINDS in `folder`. `vocab_size`: more than the tokenizer's, for large weights."""
     from transformers import PreTrainedTokenizerFast
 
@@ -47,7 +47,8 @@ def save_tiny(folder: Path, kind: str, vocab_size: int | None = None) -> Path:
         tokenizer_object=qwen_tokenizer(append_end=False), pad_token=SPECIALS[0], padding_side="left"
     )
     vocabulary = vocab_size or len(tokenizer)
-    save_checkpoint(folder, model_class, vocab_size=vocabulary, tie_word_embeddings=True, **options)
+    options = {"vocab_size": vocabulary, "tie_word_embeddings": True} | options | more
+    save_checkpoint(folder, model_class, **options)
     tokenizer.save_pretrained(str(folder))
     return folder
 

@@ -1,136 +1,59 @@
-"""Captured searches acted out on the CPU: equal to those launched operation by operation, whatever a batch is."""
+"""Captured searches acted out on the CPU: what the same operations give one by one, whatever a batch is."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
 
-from engine.beam.bounds import BeamBounds
-from engine.beam.frontier import Frontier
+from eager_beams import (
+    BOUNDS,
+    PLAN,
+    PROMPTS,
+    SIZES,
+    STEPS,
+    VOCAB,
+    WIDTH,
+    captured,
+    items,
+    make_beams,
+    make_model,
+    plain,
+    same,
+)
+from eager_beams import EagerBeams as Beams
 from engine.beam.head_weight import HeadWeight
-from engine.beam.legal import LegalTensors
 from engine.beam.search import SearchPlan
-from engine.beam.trie import compile_trie
-from engine.models.architecture import Architecture, Rope
-from engine.models.cuda_beam import CudaPromptDecoder, CudaStepDecoder
-from engine.models.cuda_weights import prepare_weights
-from engine.models.decoder import PackedDecoder
-from engine.models.plan import choose_plan
-from engine.ops.portable.linear import quantise_weight
-from engine.packed import BatchBounds, pack
-from engine.runtime.beam_buckets import SearchSizes
-from engine.runtime.beam_graphs import GraphBeamLanes
-from engine.runtime.beam_lanes import BeamLanes, Passes
-from engine.runtime.graph_lanes import GraphLanePool
+from engine.packed import pack
+from engine.runtime.beam_buckets import BeamBucket, BeamBuckets, make_beam_buckets
 from engine.runtime.legal_slots import StaleLegalError
-from engine.runtime.native import Runner
 
-VOCAB, STEPS, WIDTH = 60, 3, 6
-BOUNDS = BatchBounds(samples=8, tokens=64, tokens_per_sample=20)
-BEAM = BeamBounds(width=WIDTH, steps=STEPS, prompts=4)
-SIZES = SearchSizes(WIDTH, BEAM.prompts, BOUNDS.tokens_per_sample, BOUNDS.tokens)
-PLAN = SearchPlan(STEPS)
-PROMPTS = [[5, 6, 7], [1], [42] * 20, [9, 8, 7, 6, 5]]
-
-
-class NoRunner:
-    def constant_names(self) -> list[str]:
-        return []
-
-    def use_constants(self, constants: object) -> None:
-        pass
-
-    def run(self, inputs: list[Tensor]) -> list[Tensor]:
-        return [torch.zeros(len(inputs[2]) - 1, 32, dtype=torch.bfloat16)]
-
-
-class NoPool(GraphLanePool):
-    """Lanes whose forward does nothing."""
-
-    def open_runner(self) -> Runner:
-        return NoRunner()
-
-
-class EagerBeams(GraphBeamLanes):
-    """Decoders in place of their packages."""
-
-    passes: tuple[Passes, Passes]
-
-    def _open_passes(self) -> tuple[Passes, Passes]:
-        return self.passes
-
-
-def make_beams(narrow: bool = False) -> EagerBeams:
-    inv_freq = tuple((1e-4 ** (torch.arange(0, 16, 2) / 16)).tolist())
-    a = Architecture(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2,
-        head_dim=16, norm_eps=1e-6, rope=Rope("default", inv_freq, 1.0), qk_norm=True,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    weights = {
-        name: (torch.rand(x.shape) + 0.5 if "norm" in name else torch.randn(x.shape) / 3).bfloat16()
-        for name, x in PackedDecoder(a, 20).state_dict().items()
-    } | {"inv_freq": torch.tensor(inv_freq)}
-    plan = choose_plan(a, "bf16", arch=90, static=False)
-    positions = BOUNDS.tokens_per_sample + STEPS
-    prepared = prepare_weights(weights, a, plan, max_seqlen=positions)
-    prompt, step = (
-        kind.from_weights(a, prepared, plan, BOUNDS, positions) for kind in (CudaPromptDecoder, CudaStepDecoder)
-    )
-    head = torch.randn(64 if narrow else VOCAB, 32).bfloat16()
-    pool = NoPool(
-        Path("none/model.pt2"), prepared, BOUNDS, vocab_size=VOCAB, device=torch.device("cpu"), lanes=2
-    )
-    EagerBeams.passes = tuple(lambda given, each=each: [each(*given)] for each in (prompt, step))
-    more = quantise_weight(head) if narrow else ()
-    return EagerBeams(pool, Path("none"), BEAM, HeadWeight(head, *more), dataclasses.asdict(a), BOUNDS)
+FEW = BeamBuckets([BeamBucket(4, WIDTH, 68), BeamBucket(2, WIDTH, 30)])  # acting a capture out takes its time
 
 
 @pytest.fixture
-def beams(acted_cuda: None) -> Iterator[EagerBeams]:
+def beams(acted_cuda: None) -> Iterator[Beams]:
     del acted_cuda
-    made = make_beams()
+    made = make_beams(make_model())
     yield made
     made.pool.close()
 
 
-def captured(beams: EagerBeams, prompts: Sequence[list[int]], widths: list[int], *more: Any) -> Frontier:
-    before = beams.fallbacks
-    plan, *legal = more or (PLAN,)
-    found = beams.pool.executor.submit(beams.search, pack(prompts), widths, plan, *legal).result(60)
-    assert beams.fallbacks == before
-    return found
-
-
-def plain(beams: EagerBeams, prompts: Sequence[list[int]], widths: list[int], *more: Any) -> Frontier:
-    given = more or (PLAN,)
-    return beams.pool.executor.submit(BeamLanes.search, beams, pack(prompts), widths, *given).result(60)
-
-
-def same(one: Frontier, other: Frontier) -> None:
-    for name, x in vars(one).items():
-        assert (x is None) == (vars(other)[name] is None), name
-        assert x is None or (torch.equal(x, vars(other)[name]) and x.dtype == vars(other)[name].dtype), name
-
-
-def test_every_batch_is_what_its_operations_give(beams: EagerBeams) -> None:
+def test_every_batch_is_what_its_operations_give(beams: Beams) -> None:
     beams.prepare(PLAN, SIZES)
     for count in (4, 1, 3, 2):
         for widths in ([WIDTH] * count, [1] * count, [WIDTH - i for i in range(count)]):
             for _ in range(2):  # on both lanes
                 same(captured(beams, PROMPTS[:count], widths), plain(beams, PROMPTS[:count], widths))
+    assert beams.num_graphs == 2 * len(make_beam_buckets(SIZES).all)
+    assert beams.sizes(PLAN) == (1, 2, 3, 4)
 
 
-def test_end_tokens_and_slices(beams: EagerBeams) -> None:
+def test_end_tokens_and_slices(beams: Beams) -> None:
     plan = SearchPlan(2, tuple(range(0, 60, 3)), ((0, 60), (10, 55), (5, 48)))
-    beams.prepare(plan, SIZES)
-    beams.prepare(PLAN, SIZES)
+    beams.prepare(plan, SIZES, None, FEW)
+    beams.prepare(PLAN, SIZES, None, FEW)
     found = captured(beams, PROMPTS, [WIDTH] * 4, plan)
     same(found, plain(beams, PROMPTS, [WIDTH] * 4, plan))
     assert found.closed is not None
@@ -138,41 +61,35 @@ def test_end_tokens_and_slices(beams: EagerBeams) -> None:
     same(captured(beams, PROMPTS, [WIDTH] * 4), plain(beams, PROMPTS, [WIDTH] * 4))
 
 
-def test_what_was_not_prepared_is_counted_and_answered(beams: EagerBeams) -> None:
-    beams.prepare(PLAN, SIZES)
+def test_what_was_not_prepared_is_counted_and_answered(beams: Beams) -> None:
+    beams.prepare(PLAN, SIZES, None, FEW)
     found = beams.pool.executor.submit(beams.search, pack(PROMPTS), [3] * 4, SearchPlan(1)).result(60)
     same(found, plain(beams, PROMPTS, [3] * 4, SearchPlan(1)))
     assert beams.fallbacks == 1
+    with pytest.raises(ValueError, match=r"beam.prompts = 5: over the artifact's 4"):
+        captured(beams, [[1]] * 5, [3] * 5)
 
 
-def test_a_failed_prompt_fails_alone(beams: EagerBeams) -> None:
+@pytest.mark.usefixtures("acted_cuda")
+def test_a_failed_prompt_fails_alone() -> None:
     """A token whose embedding is NaN, which no beam may take."""
-    plan = SearchPlan(STEPS, None, ((12, 60),) * (STEPS + 1))
-    beams.prepare(plan, SIZES)
-    (table,) = (x for name, x in beams.pool._weights.items() if name == "embed_tokens.weight")
-    kept = table[11].clone()
-    table[11] = torch.nan
+    model = make_model()
+    model.prepared["embed_tokens.weight"][11] = torch.nan
+    beams, plan = make_beams(model, 1), SearchPlan(STEPS, None, ((12, 60),) * (STEPS + 1))
+    beams.prepare(plan, SIZES, None, FEW)
     found = captured(beams, [PROMPTS[0], [3, 11, 2], PROMPTS[2]], [WIDTH] * 3, plan)
-    table[11] = kept
     assert found.failed.tolist() == [False, True, False]
     good = captured(beams, [PROMPTS[0], [3, 12, 2], PROMPTS[2]], [WIDTH] * 3, plan)
     for sample in (0, 2):
         assert torch.equal(found.tokens[sample], good.tokens[sample])
+    beams.pool.close()
 
 
-def items(first: int, count: int) -> LegalTensors:
-    drawn = torch.randint(VOCAB, (count, STEPS + 1), generator=torch.Generator().manual_seed(first))
-    drawn[:, 0] = first + drawn[:, 0] % 5
-    trie, _ = compile_trie(drawn.int().numpy(), VOCAB)
-    return trie.tensors()
-
-
-def test_items_are_swapped_between_two_batches(beams: EagerBeams) -> None:
+def test_items_are_swapped_between_two_batches(beams: Beams) -> None:
     slots = beams.make_slots()
     versions = [items(first, count) for first, count in ((0, 50), (10, 50), (20, 40), (30, 5000))]
-    served = slots.place(versions[0], None)
-    beams.prepare(PLAN, SIZES, slots)
-    old = served
+    old = served = slots.place(versions[0], None)
+    beams.prepare(PLAN, SIZES, slots, FEW)
     for number, version in enumerate(versions):
         if number:
             old, served = served, slots.place(version, served)
@@ -187,16 +104,32 @@ def test_items_are_swapped_between_two_batches(beams: EagerBeams) -> None:
 
 
 @pytest.mark.usefixtures("acted_cuda")
-def test_a_head_in_8_bits() -> None:
-    beams = make_beams(narrow=True)
-    for slices in (None, ((0, 60), (3, 17), (16, 64), (59, 64))):
+def test_8_bits() -> None:
+    """Slices that begin and end within what a product takes at once."""
+    model = make_model("fp8")
+    beams = make_beams(model, 1)
+    assert model.head.narrow is not None
+    assert model.head.narrow_scale is not None
+    wide = HeadWeight((model.head.narrow.float() * model.head.narrow_scale).bfloat16())
+    for slices in (None, ((0, 60), (3, 17), (16, VOCAB), (59, 64))):
         plan = SearchPlan(STEPS, None, slices)
-        beams.prepare(plan, SIZES)
+        beams.prepare(plan, SIZES, None, FEW)
         found = captured(beams, PROMPTS[:2], [WIDTH] * 2, plan)
         same(found, plain(beams, PROMPTS[:2], [WIDTH] * 2, plan))
-        beams._head = HeadWeight(beams._head.narrow.float().bfloat16() * beams._head.narrow_scale.bfloat16())
-        wide = plain(beams, PROMPTS[:2], [WIDTH] * 2, plan)
-        assert float((found.scores - wide.scores).abs().max()) < 0.5
-        beams.pool.close()
-        beams = make_beams(narrow=True)
+        hidden = torch.randn(5, model.head.weight.shape[1]).bfloat16()
+        for position in range(STEPS + 1):
+            got, want = (head.of(plan).logits(hidden, position) for head in (model.head, wide))
+            assert got.shape == want.shape
+            assert float((got - want).norm() / want.norm()) < 0.05
     beams.pool.close()
+
+
+def test_bounds_are_those_of_the_batch() -> None:
+    """Every batch that the bounds allow has a bucket, in which each missing prompt has room for its token."""
+    buckets = make_beam_buckets(SIZES)
+    for prompts in range(1, SIZES.prompts + 1):
+        for tokens in range(prompts, min(BOUNDS.tokens, prompts * BOUNDS.tokens_per_sample) + 1):
+            bucket = buckets.choose(prompts, tokens, WIDTH)
+            assert bucket is not None
+            assert bucket.tokens >= tokens + bucket.segments - prompts
+    assert buckets.choose(SIZES.prompts + 1, 60, WIDTH) is None

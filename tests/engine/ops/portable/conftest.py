@@ -35,7 +35,11 @@ class Case:
         return (
             self.module == "quantise"
             or any(a in ("static", "token") for a in self.args if isinstance(a, str))
-            or any(a.dtype == E4M3 or a.shape == (1,) for a in self.args if isinstance(a, torch.Tensor))
+            or any(
+                a.dtype == E4M3 or (a.shape == (1,) and a.dtype == F32)
+                for a in self.args
+                if isinstance(a, torch.Tensor)
+            )
         )
 
 
@@ -68,6 +72,9 @@ def cases() -> Iterator[Case]:
         qkv, at = empty(7, (heads + 2 * kv) * dim), torch.zeros(7, dtype=torch.int64)
         norms = (empty(dim), empty(dim)) if name == "qwen3" else (None, None)
         yield Case(f"rotary-{name}", "rotary", (qkv, at, *tables, *norms, heads, kv, 1e-6, 0.1))
+        cache = empty(2, 4, 7, kv, dim)
+        kept = torch.zeros(1, dtype=torch.int64), cache, cache, heads, kv, 1e-6, 0.1, 1
+        yield Case(f"kept_rotary-{name}", "kept_rotary", (qkv, at, *tables, *norms, *kept))
         q, k = empty(7, heads, dim), empty(7, kv, dim)
         cu, tiles = torch.tensor([0, 3, 7], dtype=I32), empty(2, 4, dtype=I32)
         before = (torch.tensor([[-1, 0], [-1, 0]], dtype=I32), empty(40, kv, dim), empty(40, kv, dim))
@@ -129,8 +136,12 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Callable[[Case, int], list[Launch
         module = importlib.import_module(f"engine.ops.portable.{case.module}")
         monkeypatch.setattr(module, "capability", lambda _: arch, raising=False)
         found: list[Launch] = []
-        monkeypatch.setattr(module, "wrap_triton", lambda kernel: _Recorder(kernel, found))
-        module._launch.launch(*case.args)
+        if hasattr(module, "wrap_triton"):
+            monkeypatch.setattr(module, "wrap_triton", lambda kernel: _Recorder(kernel, found))
+            module._launch.launch(*case.args)
+        else:  # an operation that Python launches
+            monkeypatch.setattr(module, "kernel", _Recorder(module.kernel, found))
+            module.launch(*case.args)
         return found
 
     return run

@@ -53,6 +53,20 @@ for heads, kv, dim, norm in ((9, 3, 64, False), (4, 2, 128, True)):
     args = (qkv, torch.tensor([0, 1, 39, 0, 5, 6]), angle.cos(), angle.sin(), *norms, heads, kv, 1e-6, 0.18)
     near(launch("rotary", *args), reference.head_norm_rope(*args), 1e-6)
 """,
+    "kept rotary": """
+from engine.ops.portable import kept_rotary
+for heads, kv, dim, norm in ((9, 3, 64, False), (4, 2, 128, True)):
+    qkv, angle = draw(6, (heads + 2 * kv) * dim), torch.rand(40, dim // 2)
+    norms = (draw(dim), draw(dim)) if norm else (None, None)
+    args = (qkv, torch.tensor([0, 1, 39, 0, 5, 6]), angle.cos(), angle.sin(), *norms)
+    caches = [[torch.full((2, 3, 6, kv, dim), torch.nan) for _ in range(2)] for _ in range(2)]
+    for run, (keys, values) in zip((kept_rotary.launch, torch.ops.boundgen.head_norm_rope_keep), caches):
+        out = run(*args, torch.tensor([2]), keys, values, heads, kv, 1e-6, 0.18, 1)
+        near(out, reference.head_norm_rope(*args, heads, kv, 1e-6, 0.18), 1e-6)
+    for got, want in zip(*caches):
+        near(got[1, 2], want[1, 2], 1e-6)
+        assert int(got.isfinite().sum()) == 6 * kv * dim
+""",
     "tiles": """
 for lengths in ([3, 21, 22, 1, 0, 0], [500], [64] * 5, [1, 300, 20, 299, 64]):
     cu = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
