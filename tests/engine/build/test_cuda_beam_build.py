@@ -121,7 +121,7 @@ def test_a_pipeline_with_items(built: Built, sample: Any, tmp_path: Path) -> Non
         "prompt": {"kind": "tokenizer", "artifact": "tiny"},
         "model": {
             "kind": "beam", "artifact": "tiny", "inputs": ["prompt"], "width": 5, "steps": 3,
-            "items": "items.jsonl",
+            "items": str(tmp_path / "items.jsonl"),
         },
         "answer": {"kind": "encoder", "inputs": ["model"]},
     }  # fmt: skip
@@ -129,7 +129,7 @@ def test_a_pipeline_with_items(built: Built, sample: Any, tmp_path: Path) -> Non
     config = PipelineConfig.model_validate({"name": "recall", "bounds": bounds, "nodes": nodes})
     store = ArtifactStore({"tiny": built.artifact})
     try:
-        with Pipeline.open(config, store, tmp_path) as pipeline:
+        with Pipeline.open(config, store) as pipeline:
             prepared = pipeline.prepare([sample(token_ids=ids) for ids in PROMPTS[:2]])
             (answer,) = pipeline.submit([prepared]).result(60)
     finally:

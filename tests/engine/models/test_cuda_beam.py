@@ -1,4 +1,4 @@
-"""The two passes of a search on CUDA, on the CPU: near the eager ones, keys and values kept where they belong."""
+"""The two passes of a search on CUDA, on the CPU: near the eager ones; keys and values where they belong."""
 
 from __future__ import annotations
 
