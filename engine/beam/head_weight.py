@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.beam.search import Head, SearchPlan
+from engine.beam.selection import RawLogits
 from engine.ops.portable.linear import linear_e4m3
 from engine.ops.portable.quantise import quantise_rows
 from engine.ops.portable.quantised import Activation
@@ -52,15 +53,13 @@ class NarrowHead(Head):
     scale: Tensor
     one: Tensor
 
-    def logits(self, hidden: Tensor, position: int) -> Tensor:
+    def logits(self, hidden: Tensor, position: int) -> Tensor | RawLogits:
         begin, end = self.bounds(position)
         # Slices begin and end anywhere; the product takes whole sixteens of rows.
-        low, high = begin // _STEP * _STEP, min(-(-end // _STEP) * _STEP, len(self.narrow) // _STEP * _STEP)
-        rows = hidden.flatten(0, -2)
-        if end > high:  # a vocabulary that is no multiple, as few are
-            return super().logits(hidden, position)
-        quantised = quantise_rows(rows)
+        low, high = begin // _STEP * _STEP, -(-end // _STEP) * _STEP
+        quantised = quantise_rows(hidden.flatten(0, -2))
         assert quantised.scale is not None
         raw = linear_e4m3(Activation(quantised.values, self.one), self.narrow[low:high], self.one)
-        scaled = raw[:, begin - low : end - low].float() * (quantised.scale * self.scale)
-        return scaled.view(*hidden.shape[:-1], end - begin)
+        values = raw[:, begin - low : end - low].contiguous()  # of whole slices: no copy
+        scales = (quantised.scale * self.scale).view(hidden.shape[:-1])
+        return RawLogits(values.view(*hidden.shape[:-1], end - begin), scales)

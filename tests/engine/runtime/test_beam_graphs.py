@@ -25,6 +25,7 @@ from eager_beams import (
 from eager_beams import EagerBeams as Beams
 from engine.beam.head_weight import HeadWeight
 from engine.beam.search import SearchPlan
+from engine.beam.selection import RawLogits
 from engine.packed import pack
 from engine.runtime.beam_buckets import BeamBucket, BeamBuckets, make_beam_buckets
 from engine.runtime.legal_slots import StaleLegalError
@@ -118,9 +119,11 @@ def test_8_bits() -> None:
         same(found, plain(beams, PROMPTS[:2], [WIDTH] * 2, plan))
         hidden = torch.randn(5, model.head.weight.shape[1]).bfloat16()
         for position in range(STEPS + 1):
-            got, want = (head.of(plan).logits(hidden, position) for head in (model.head, wide))
-            assert got.shape == want.shape
-            assert float((got - want).norm() / want.norm()) < 0.05
+            raw, want = (head.of(plan).logits(hidden[None], position) for head in (model.head, wide))
+            assert isinstance(raw, RawLogits)
+            assert isinstance(want, torch.Tensor)
+            assert raw.values.shape == want.shape
+            assert float((raw.values * raw.scales[..., None] - want).norm() / want.norm()) < 0.05
     beams.pool.close()
 
 
