@@ -158,10 +158,8 @@ class Artifact:
         return Architecture.from_manifest(self.manifest.architecture)
 
     @property
-    def no_constant(self) -> Tensor | None:
-        """What the package takes for a constant prefix where there is none; None: it takes no prefixes."""
-        if self.manifest.plan is not None and not Plan.from_manifest(self.manifest.plan).takes_prefixes:
-            return None
+    def no_constant(self) -> Tensor:
+        """What the package takes for a constant prefix where there is none."""
         return no_constant(self._architecture, getattr(torch, self.manifest.dtype), self.device)
 
     def open_beams(self, lanes: LanePool) -> BeamLanes:

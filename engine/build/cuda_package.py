@@ -114,7 +114,7 @@ def write_planned_package(
         CudaDecoder.from_weights(architecture, prepared, plan, spec.bounds, spec.max_positions),
         spec.bounds,
         device,
-        no_constant(architecture, torch.bfloat16, device) if plan.takes_prefixes else None,
+        no_constant(architecture, torch.bfloat16, device),
     )
     progress("compiling the model")
     compile_package(exported, folder / PACKAGE, as_traced=True)

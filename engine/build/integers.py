@@ -54,7 +54,7 @@ def round_decoder(
     """weights: the plain decoder's; texts: to calibrate on, `trusted` where the user gave them."""
     wide = {name: tensor.float().cpu() for name, tensor in weights.items()}
     packed = pack([text.ids for text in texts])
-    exact = exact_rows(texts, len(packed.input_ids)) if plan.takes_prefixes else None
+    exact = exact_rows(texts, len(packed.input_ids))
     axes = None
     if trusted:
         say("finding the axes of the residual stream")

@@ -145,7 +145,7 @@ def _measure(
         device=torch.device(spec.device),
         lanes=1,
         threads=torch.get_num_threads(),
-        no_constant=_no_constant(spec, checkpoint) if plan is None or plan.takes_prefixes else None,
+        no_constant=_no_constant(spec, checkpoint),
     )
 
     def forward(packed: PackedBatch) -> Tensor:

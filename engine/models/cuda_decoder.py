@@ -89,13 +89,13 @@ class CudaDecoder(nn.Module):
         prefixes: Tensor | None = None,
         constant: Tensor | None = None,
     ) -> Tensor:
-        """PackedDecoder's inputs -> bf16[S, hidden_size], normed. No prefixes where a layer is a hopper one.
+        """PackedDecoder's inputs -> bf16[S, hidden_size], normed.
 
         One row a segment, its last token; a segment without tokens repeats another's row.
         """
         paths = {path for path, _ in self.runs}
         portable = self._batch(positions, cu_seqlens) if "portable" in paths else None
-        hopper = self._hopper_batch(positions, cu_seqlens) if "hopper" in paths else None
+        before = None if prefixes is None or constant is None else (prefixes, constant)
         last_token = (cu_seqlens[1:].long() - 1).clamp_min(0)
         x: Tensor | None = None
         delta: Tensor | None = None
@@ -104,13 +104,15 @@ class CudaDecoder(nn.Module):
             last = last_token if indices.stop == len(self.layers) else None
             if path == "hopper":
                 x = None if x is None else _without_padding(x if delta is None else x + delta, cu_seqlens)
+                hopper = self._hopper_batch(positions, cu_seqlens, before, indices)
                 x, delta = self._run_hopper(layers, hopper, input_ids, x, last), None
                 continue
             x = F.embedding(input_ids, self.embed_tokens.weight) if x is None else x
             for index, layer in zip(indices, layers, strict=True):
                 given = portable
-                if given is not None and prefixes is not None and constant is not None:
-                    given = replace(given, before=(prefixes, constant[index, 0], constant[index, 1]))
+                if given is not None and before is not None:
+                    keys, values = before[1][index, 0], before[1][index, 1]
+                    given = replace(given, before=(before[0], keys, values))
                 x, delta = layer(x, delta, given, last if layer is layers[-1] else None)
         assert x is not None
         if not self.rotated:
@@ -120,11 +122,10 @@ class CudaDecoder(nn.Module):
         return (normed @ self.unrotate).bfloat16()
 
     def _run_hopper(
-        self, layers: list[Any], batch: HopperBatch | None, input_ids: Tensor, x: Tensor | None,
+        self, layers: list[Any], batch: HopperBatch, input_ids: Tensor, x: Tensor | None,
         last: Tensor | None,
     ) -> Tensor:  # fmt: skip
         """Embedding included where no layer ran before."""
-        assert batch is not None
         if x is None:
             table = self.embed_tokens.weight
             return run_hopper(self.architecture, layers, batch, table, ids=input_ids, last=last)
@@ -137,8 +138,12 @@ class CudaDecoder(nn.Module):
         )  # fmt: skip
         return Batch(positions, cu_seqlens, tiles, (self.rope_cos, self.rope_sin))
 
-    def _hopper_batch(self, positions: Tensor, cu_seqlens: Tensor) -> HopperBatch:
-        return HopperBatch(self.library, positions, cu_seqlens, (self.hopper_cos, self.hopper_sin))
+    def _hopper_batch(
+        self, positions: Tensor, cu_seqlens: Tensor, before: tuple[Tensor, Tensor] | None, run: range
+    ) -> HopperBatch:
+        tables = (self.hopper_cos, self.hopper_sin)
+        given = () if before is None else (before[0], before[1][run.start : run.stop])
+        return HopperBatch(self.library, positions, cu_seqlens, tables, *given)
 
 
 def _without_padding(x: Tensor, cu_seqlens: Tensor) -> Tensor:

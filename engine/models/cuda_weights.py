@@ -14,13 +14,16 @@ from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.models.architecture import Architecture
-from engine.models.hopper_weights import Rounded, hopper_tables, hopper_tensors
+from engine.models.hopper_layers import COS as HOPPER_COS
+from engine.models.hopper_layers import SIN as HOPPER_SIN
+from engine.models.hopper_weights import Rounded, hopper_tables, hopper_tensors, is_hopper, restore_hopper
 from engine.models.plan import MATRICES, Plan
 from engine.models.weights import INV_FREQ
 from engine.ops.portable.linear import quantise_weight
 
 COS, SIN = "rope_cos", "rope_sin"
 UNROTATE = "unrotate"  # float32[H, H] of a rotated plan, for the normed rows; the final norm is in it
+OF_NO_LAYER = (COS, SIN, HOPPER_COS, HOPPER_SIN, UNROTATE)  # what the eager decoder has not
 # matrix of a plan -> its module in the eager decoder
 MODULES = {"qkv": "attention.qkv", "output": "output", "gate_up": "gate_up", "down": "down"}
 assert tuple(MODULES) == MATRICES
@@ -71,13 +74,17 @@ def prepare_weights(
 
 def restore_weights(prepared: Mapping[str, Tensor], architecture: Architecture) -> dict[str, Tensor]:
     """The eager decoder's tensors in bfloat16 out of the CUDA decoder's; of a quantised matrix those that its
-    8-bit values stand for. For plans without hopper layers."""
+    8-bit values stand for. A rotated plan's stay rotated: their keys and values are the same."""
+    hopper = [index for index in range(architecture.num_layers) if is_hopper(prepared, index)]
+    skipped = (*(f"layers.{index}." for index in hopper), *OF_NO_LAYER)
     restored: dict[str, Tensor] = {}
     for name, tensor in prepared.items():
-        if name in (COS, SIN) or name.endswith((".weight_scale", ".input_scale")):
+        if name.startswith(skipped) or name.endswith((".weight_scale", ".input_scale")):
             continue
         scale = prepared.get(f"{name}_scale")
         restored[name] = tensor if scale is None else (tensor.float() * scale).bfloat16()
+    for index in hopper:
+        restored |= restore_hopper(prepared, architecture, index)
     device = prepared[COS].device
     return restored | {INV_FREQ: torch.tensor(architecture.rope.inv_freq, device=device)}
 

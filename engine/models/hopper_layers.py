@@ -50,12 +50,14 @@ class HopperLayer(nn.Module):
 
 @dataclass(frozen=True)
 class HopperBatch:
-    """What every run needs of a packed batch, and the library that it calls."""
+    """What a run needs of a packed batch, and the library that it calls."""
 
     library: str
     positions: Tensor  # int64[T]
     cu_seqlens: Tensor  # int32[S+1]
     tables: tuple[Tensor, Tensor]  # rotary cos and sin
+    prefixes: Tensor | None = None  # int32[S, 2], and with it
+    constant: Tensor | None = None  # bf16[layers of the run, 2, P, Hkv, D], the constant prefix' keys, values
 
 
 def run_hopper(
@@ -74,7 +76,7 @@ def run_hopper(
     x: Tensor = stack(
         batch.library, source, ids, layers[0].input_scales, batch.positions, batch.cu_seqlens, last,
         *batch.tables, flatten([layer.weights() for layer in layers]), a.qkv_bias, a.num_heads,
-        a.num_kv_heads, a.norm_eps, a.qk_norm,
+        a.num_kv_heads, a.norm_eps, a.qk_norm, batch.prefixes, batch.constant,
     )  # fmt: skip
     return x
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,14 @@ from engine.errors import ConfigError
 from engine.models.architecture import Architecture
 from engine.models.hopper_layers import COS, INPUT_SCALES, SIN
 from engine.models.plan import LayerPlan, Plan, layer_shape
-from engine.ops.hopper.weights import Factors, IntegerMatrix, LayerSource, LayerWeights, prepare_layer
+from engine.ops.hopper.weights import (
+    Factors,
+    IntegerMatrix,
+    LayerSource,
+    LayerWeights,
+    prepare_layer,
+    restore_layer,
+)
 
 # matrix -> the module of the eager decoder whose input it quantises; the raw residual stream is the norm's
 CALIBRATED = {"qkv": "attention_norm", "o": "output", "gate_up": "mlp_norm", "down": "down"}
@@ -101,6 +109,28 @@ def _factors(index: int, layer: LayerPlan, input_scales: Mapping[str, float] | N
             raise ConfigError(f"input_scales.{name}", scale, "a static plan needs a positive scale here")
         chosen[matrix] = 1.0 / scale
     return Factors(**chosen)
+
+
+def is_hopper(prepared: Mapping[str, Tensor], index: int) -> bool:
+    """Whether layer `index` of a CUDA decoder's tensors is a hopper one."""
+    return f"layers.{index}.{INPUT_SCALES}" in prepared
+
+
+def restore_hopper(prepared: Mapping[str, Tensor], a: Architecture, index: int) -> dict[str, Tensor]:
+    """A hopper layer's tensors by the eager decoder's names, bf16: what its stored values stand for. Norm
+    weights are ones; the matrices behind them hold them."""
+    own: dict[str, Any] = {
+        field.name: prepared.get(f"layers.{index}.{field.name}") for field in fields(LayerWeights)
+    }
+    factor = prepared[f"layers.{index}.{INPUT_SCALES}"][0]
+    source = restore_layer(layer_shape(a), LayerWeights(**own), factor)
+    restored = {
+        "attention.qkv.weight": source.qkv, "attention.qkv.bias": source.bias, "output.weight": source.o,
+        "gate_up.weight": source.gate_up, "down.weight": source.down,
+        "attention_norm.weight": source.input_norm, "mlp_norm.weight": source.post_norm,
+        "attention.q_norm.weight": source.q_norm, "attention.k_norm.weight": source.k_norm,
+    }  # fmt: skip
+    return {f"layers.{index}.{name}": x.bfloat16() for name, x in restored.items() if x is not None}
 
 
 def hopper_tables(inv_freq: Tensor, scaling: float, max_seqlen: int) -> dict[str, Tensor]:

@@ -72,11 +72,6 @@ class Plan:
     def quantises(self) -> bool:
         return any(getattr(layer, matrix) != "bf16" for layer in self.layers for matrix in MATRICES)
 
-    @property
-    def takes_prefixes(self) -> bool:
-        """The hopper kernels' attention knows none."""
-        return all(layer.path == "portable" for layer in self.layers)
-
     def runs(self) -> list[tuple[KernelPath, range]]:
         """Consecutive layers of one path, in order."""
         found: list[tuple[KernelPath, range]] = []
@@ -105,7 +100,6 @@ class HopperKernels:
     reason: str = ""
 
 
-NO_PREFIXES = "hopper kernels: what samples share is computed with each; the portable path computes it once"
 NO_KERNELS = HopperKernels(None, "none were compiled")
 
 
@@ -146,8 +140,6 @@ def choose_plan(
     if not layer.fused_gate_up and any(chosen.path == "portable" for chosen, _ in layers):
         notes.append(f"gate_up {a.hidden_size} -> 2 x {a.intermediate_size}: projection and gate run apart")
     library = kernels.library if any(chosen.path == "hopper" for chosen, _ in layers) else None
-    if library is not None:
-        notes.append(NO_PREFIXES)
     scaling: Scaling = "static" if static else "token"
     planned = tuple(chosen for chosen, _ in layers)
     if precision == "int8" and not any(torch.int8 in each.elements().values() for each in planned):

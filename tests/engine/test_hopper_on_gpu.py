@@ -21,11 +21,12 @@ from engine.build import BuildSpec, build_artifact
 from engine.models.checkpoint import load_checkpoint
 from engine.models.decoder import PackedDecoder
 from engine.packed import BatchBounds, PackedBatch, pack
+from engine.prefixes import SHARE_ALL, Prefixes, Saved
 from engine.runtime.bucket_inputs import BucketInputs
 from engine.runtime.buckets import Bucket, make_buckets
 from engine.runtime.graph_lanes import GraphLanePool
 from engine.runtime.sharing import small_sizes
-from hopper_models import QUERIES, answer_queries, save_tiny
+from hopper_models import LONG_TEMPLATE, QUERIES, answer_all, answer_queries, save_tiny
 
 pytestmark = pytest.mark.gpu
 
@@ -39,6 +40,8 @@ HIDDEN_TOLERANCE = {
     "int8": 0.15,
 }  # relative, against float32; the oracles keep half of it
 PROBABILITY_TOLERANCE = {"bf16": 0.03, "fp8": 0.2, "int8": 0.1}
+# Against whole samples; a constant prefix is computed with 16-bit activations
+PREFIX_TOLERANCE = {"bf16": 0.1, "fp8": 0.3, "int8": 0.2}
 WAIT_S = 120
 HALF = 66  # multiprocessors
 VOCABULARY = 200_000  # so that the weights are large beside what lanes compute in
@@ -109,7 +112,13 @@ def forward(pool: GraphLanePool, packed: PackedBatch) -> Tensor:
     return pool.executor.submit(pool.forward, packed).result(WAIT_S)
 
 
-def run_directly(pool: GraphLanePool, packed: PackedBatch, bucket: Bucket) -> Tensor:
+def given(built: Built, packed: PackedBatch, inputs: BucketInputs) -> list[Tensor]:
+    """What the package takes."""
+    constant = built.artifact.no_constant if packed.constant is None else packed.constant
+    return [inputs.input_ids, inputs.positions, inputs.cu_seqlens, inputs.prefixes, constant]
+
+
+def run_directly(built: Built, pool: GraphLanePool, packed: PackedBatch, bucket: Bucket) -> Tensor:
     """The package itself, without a graph, on a stream of its own."""
     memory = torch.zeros(BucketInputs.num_bytes(bucket), dtype=torch.uint8)
     BucketInputs.over(memory, bucket).fill(packed)
@@ -117,7 +126,7 @@ def run_directly(pool: GraphLanePool, packed: PackedBatch, bucket: Bucket) -> Te
     runner, stream = pool.open_runner(), torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream), torch.no_grad():
-        out = runner.run([inputs.input_ids, inputs.positions, inputs.cu_seqlens])[0]
+        out = runner.run(given(built, packed, inputs))[0]
     stream.synchronize()
     return out[: packed.num_samples].float().cpu()
 
@@ -179,7 +188,63 @@ def test_a_replay_has_the_bits_of_a_direct_run(
             continue  # a lane takes a larger one
         for _ in range(2):
             poison()
-            assert torch.equal(run_directly(pool, packed, bucket), replayed)
+            assert torch.equal(run_directly(built, pool, packed, bucket), replayed)
+
+
+def share(built: Built, constant: int, shared: int, seed: int = 7) -> tuple[PackedBatch, PackedBatch]:
+    """Three requests that begin with a constant prefix or share more, and the same samples whole."""
+    first, second, *own = draw(built, seed, (constant, shared, 1, 70, 9, 2, 33, 5))
+    requests = [
+        [(*first, *second, *each) for each in own[:3]],
+        [(*second, *each) for each in own[3:5]],
+        [(*first, *own[5]), (5,), (*first[: constant // 2], 6)],
+    ]
+    prefix = built.artifact.constant_prefix(tuple(first))
+    packed, saved = Prefixes(prefix, SHARE_ALL).pack(requests)
+    assert saved[0] == Saved(3 * constant, 2 * shared)
+    return packed, pack([list(sample) for request in requests for sample in request])
+
+
+@pytest.mark.parametrize("shared", [1, 63, 64, 65, 200])
+@pytest.mark.parametrize("constant", [1, 63, 64, 65, 200])
+def test_prefixes_give_what_whole_samples_give(
+    built: Built, pool: GraphLanePool, constant: int, shared: int
+) -> None:
+    """And the same bits on every lane, whatever constant prefix it held before."""
+    packed, whole = share(built, constant, shared)
+    found = [pool.executor.submit(pool.forward, packed) for _ in range(2 * pool.num_lanes)]
+    other, _ = share(built, 20, 30, seed=8)
+    for job in [pool.executor.submit(pool.forward, other) for _ in range(pool.num_lanes)]:
+        job.result(WAIT_S)
+    found += [pool.executor.submit(pool.forward, packed) for _ in range(2 * pool.num_lanes)]
+    first, *more = [job.result(WAIT_S) for job in found]
+    assert all(torch.equal(each, first) for each in more)
+    assert error(first, forward(pool, whole)) < PREFIX_TOLERANCE[built.precision]
+
+
+def test_a_replay_with_prefixes_has_the_bits_of_a_direct_run(
+    built: Built, pool: GraphLanePool, poison: Callable[[], None]
+) -> None:
+    packed, _ = share(built, 70, 130)
+    bucket = make_buckets(BOUNDS).choose(packed.num_tokens, packed.num_segments)
+    assert bucket in make_buckets(BOUNDS).all()
+    replayed = forward(pool, packed)
+    for _ in range(2):
+        poison()
+        assert torch.equal(run_directly(built, pool, packed, bucket), replayed)
+
+
+def test_a_pipeline_with_prefixes_answers_as_without(built: Built, sample: Any) -> None:
+    shared, whole = (
+        answer_all(built.artifact.path, "cuda", sample, 2, LONG_TEMPLATE, prefixes)
+        for prefixes in ("auto", "off")
+    )
+    assert all(answer.saved.constant >= 3 * 8 for answer in shared)
+    assert any(answer.saved.request for answer in shared)
+    tolerance = PROBABILITY_TOLERANCE[built.precision]
+    for one, other in zip(shared, whole, strict=True):
+        for left, right in zip(one.rows, other.rows, strict=True):
+            assert left["scores"] == pytest.approx(right["scores"], abs=tolerance)
 
 
 def test_padding_may_hold_anything(built: Built, pool: GraphLanePool) -> None:
@@ -194,9 +259,9 @@ def test_padding_may_hold_anything(built: Built, pool: GraphLanePool) -> None:
     inputs.fill(packed)
     inputs.input_ids[packed.num_tokens :] = odd
     inputs.positions[packed.num_tokens :] = odd
-    given = BucketInputs.over(memory.cuda(), bucket)
+    on_device = BucketInputs.over(memory.cuda(), bucket)
     with torch.no_grad():
-        found = pool.open_runner().run([given.input_ids, given.positions, given.cu_seqlens])[0]
+        found = pool.open_runner().run(given(built, packed, on_device))[0]
     assert torch.equal(found[: packed.num_samples].float().cpu(), want)
 
 

@@ -35,6 +35,7 @@ PIPELINE: dict[str, Any] = {
         "answer": {"kind": "encoder", "inputs": ["labels"], "output": "softmax"},
     },
 }  # fmt: skip
+LONG_TEMPLATE = "buy a laptop and the wireless mouse with a silent click or a long battery? {query} yes or no"
 QUERIES = ["the wireless mouse", "a", "silent click and a long battery " * 5, "laptop"]
 
 
@@ -53,19 +54,38 @@ def save_tiny(folder: Path, kind: str, vocab_size: int | None = None, **more: An
     return folder
 
 
-def answer_queries(artifact: Path, device: str, sample: Any, lanes: int = 1) -> list[dict[str, Any]]:
+def answer_queries(
+    artifact: Path,
+    device: str,
+    sample: Any,
+    lanes: int = 1,
+    *,
+    template: str = "buy {query}",
+    prefixes: str = "auto",
+) -> list[dict[str, Any]]:
     """Rows of PIPELINE for three samples a query, all queries in one batch."""
+    return [
+        row
+        for answer in answer_all(artifact, device, sample, lanes, template, prefixes)
+        for row in answer.rows
+    ]
+
+
+def answer_all(
+    artifact: Path, device: str, sample: Any, lanes: int, template: str, prefixes: str
+) -> list[Any]:
+    """An Answer a query; `prefixes`: of the prefill node."""
     from engine.pipeline import Answer, ArtifactStore, Pipeline, PipelineConfig
 
+    nodes = {name: dict(options) for name, options in PIPELINE["nodes"].items()}
+    nodes["prompt"]["template"] = template
+    nodes["labels"]["prefixes"] = prefixes
     store = ArtifactStore({"tiny": artifact}, device=device, lanes=lanes, threads=1)
     try:
-        with Pipeline.open(PipelineConfig.model_validate(PIPELINE), store) as pipeline:
+        with Pipeline.open(PipelineConfig.model_validate(PIPELINE | {"nodes": nodes}), store) as pipeline:
             batch = [pipeline.prepare([sample(fields={"query": query})] * 3) for query in QUERIES]
             results = pipeline.submit(batch).result(120)
     finally:
         store.close()
-    rows: list[dict[str, Any]] = []
-    for result in results:
-        assert isinstance(result, Answer), result
-        rows.extend(result.rows)
-    return rows
+    assert all(isinstance(result, Answer) for result in results), results
+    return list(results)

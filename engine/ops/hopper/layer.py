@@ -32,7 +32,8 @@ Stream = tuple[Tensor, Tensor, Tensor, Tensor]
 class Batch:
     """What every layer of a forward pass shares: positions int64[T], hopper_plan's work list,
     hopper_scratch's rows (one a layer, or None: no chains), rope tables bf16[P, D / 2]. max_sms:
-    multiprocessors to use, 0 all.
+    multiprocessors to use, 0 all. constant: keys and values of the constant prefix that the work list names,
+    bf16[layers, 2, rows, num_kv, D].
     """
 
     positions: Tensor
@@ -42,6 +43,7 @@ class Batch:
     sines: Tensor
     scratch: Tensor | None = None
     max_sms: int = 0
+    constant: Tensor | None = None
 
 
 def project(library: str, shape: LayerShape, weights: LayerWeights, stream: Stream, batch: Batch) -> Tensor:
@@ -54,11 +56,14 @@ def project(library: str, shape: LayerShape, weights: LayerWeights, stream: Stre
     return out
 
 
-def attend(library: str, shape: LayerShape, weights: LayerWeights, fused: Tensor, batch: Batch) -> Tensor:
-    """The attention's output [T, num_q D], in o's element type."""
+def attend(
+    library: str, shape: LayerShape, weights: LayerWeights, fused: Tensor, batch: Batch, index: int = 0
+) -> Tensor:
+    """The attention's output [T, num_q D] of layer `index` of the run, in o's element type."""
     scales, output = weights.attention_scales, weights.o.dtype
+    constant = None if batch.constant is None else batch.constant[index]
     out: Tensor = attention(
-        library, fused, batch.items, batch.offsets, scales, shape.num_q, shape.num_kv, output
+        library, fused, batch.items, batch.offsets, scales, shape.num_q, shape.num_kv, output, constant
     )
     return out
 
@@ -130,13 +135,13 @@ def run_layers(
     """
     fused = project(library, shape, layers[0], stream, batch)
     for index, (weights, following) in enumerate(pairwise(layers)):
-        a = attend(library, shape, weights, fused, batch)
+        a = attend(library, shape, weights, fused, batch, index)
         if batch.scratch is not None and chainable(weights, following):
             stream, fused = _chain(library, shape, (weights, following), a, stream, batch, index)
         else:
             stream = finish(library, shape, weights, a, stream, following.qkv.dtype, batch.max_sms)
             fused = project(library, shape, following, stream, batch)
-    a = attend(library, shape, layers[-1], fused, batch)
+    a = attend(library, shape, layers[-1], fused, batch, len(layers) - 1)
     if last is not None:
         x, x8, partials, row_scales = stream
         a, stream = _take(a, last), (x[last], x8, partials[last], row_scales)

@@ -87,8 +87,8 @@ class AttentionCall(_Call):
     """attention.cu: AttentionCall."""
 
     _fields_ = _fields(
-        "p:qkv p:items p:offsets p:out p:scales i:tokens i:num_q i:num_kv i:head_dim i:output i:num_blocks "
-        "i:dependent p:stream"
+        "p:qkv p:constant p:items p:offsets p:out p:scales i:tokens i:constant_rows i:num_q i:num_kv "
+        "i:head_dim i:output i:num_blocks i:dependent p:stream"
     )
 
 
@@ -96,7 +96,7 @@ class PlanCall(_Call):
     """batch.cu: PlanCall."""
 
     _fields_ = _fields(
-        "p:cu_seqlens p:items p:offsets i:samples i:tokens i:num_q i:num_kv i:num_blocks p:stream"
+        "p:cu_seqlens p:prefixes p:items p:offsets i:samples i:tokens i:num_q i:num_kv i:num_blocks p:stream"
     )
 
 

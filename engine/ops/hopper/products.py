@@ -60,6 +60,12 @@ def product(
         of_rows = row_scales[:, None]
     else:
         of_rows = torch.ones(1, 1, device=a.device)
+    return multiply(a, of_rows, w, scales_of_rows(scales, w, paired=paired))
+
+
+def scales_of_rows(scales: Tensor, w: Tensor, *, paired: bool = False) -> Tensor:
+    """float32[N]: the scale of each stored row of w [N, K]; paired: those of gate_up."""
     row = torch.arange(w.shape[0], device=w.device)
-    group = row // (2 * GROUP_ROWS) * 2 + row % 2 if paired else row // GROUP_ROWS
-    return multiply(a, of_rows, w, scales[group])
+    if w.dtype != torch.int8:
+        return scales[torch.zeros_like(row)]
+    return scales[row // (2 * GROUP_ROWS) * 2 + row % 2 if paired else row // GROUP_ROWS]

@@ -45,11 +45,16 @@ def stack(  # noqa: PLR0913, PLR0917 - an exported graph passes tensors and numb
     num_kv: int,
     eps: float,
     head_norm: bool,
+    prefixes: Tensor | None = None,
+    constant: Tensor | None = None,
 ) -> Tensor:
     """source: embedding table bf16[V, H] of `ids` int64[T], or x bf16[T, H]; scales float32[2] of its rows;
     positions int64[T]; cu_seqlens int32[S + 1]; last int64[N]; rope tables bf16[P, D / 2]; weights: of each
-    layer those of `flatten`, all on one device -> bf16[T or N, H].
+    layer those of `flatten`, all on one device; prefixes int32[S, 2] and constant bf16[layers, 2, P, num_kv,
+    D], both or neither, as ops.packed_attention takes them -> bf16[T or N, H].
     """
+    if (prefixes is None) != (constant is None):
+        raise ValueError("prefixes and constant: wanted both or neither")
     layers = unflatten(weights, has_bias)
     down, head_dim = layers[0].down, 2 * cosines.shape[1]
     shape = LayerShape(
@@ -58,14 +63,14 @@ def stack(  # noqa: PLR0913, PLR0917 - an exported graph passes tensors and numb
     )  # fmt: skip
     max_sms = current_limit()
     blocks = BLOCKS_PER_SM * (max_sms or num_sms(source.device))
-    items, offsets = plan(library, cu_seqlens, positions, num_q, num_kv, blocks)
+    items, offsets = plan(library, cu_seqlens, positions, num_q, num_kv, blocks, prefixes)
     work = scratch(library, positions, len(layers) - 1) if len(layers) > 1 else None
     operand = layers[0].qkv.dtype
     if ids is None:
         stream = (source, *rows(library, source, scales, operand))
     else:
         stream = embed(library, ids, source, scales, operand)
-    batch = Batch(positions, items, offsets, cosines, sines, work, max_sms)
+    batch = Batch(positions, items, offsets, cosines, sines, work, max_sms, constant)
     return run_layers(library, shape, layers, stream, batch, last=last)[0]
 
 
@@ -86,6 +91,8 @@ def _(  # noqa: PLR0913, PLR0917
     num_kv: int,
     eps: float,
     head_norm: bool,
+    prefixes: Tensor | None = None,
+    constant: Tensor | None = None,
 ) -> Tensor:
     out = positions if last is None else last
     return source.new_empty((out.shape[0], source.shape[1]))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.ops.hopper import layout
-from engine.ops.hopper.products import GROUP_ROWS
+from engine.ops.hopper.products import GROUP_ROWS, scales_of_rows
 from engine.ops.hopper.quantise import HADAMARD, LARGEST, MIN_SCALE, quantise
 from engine.ops.hopper.supports import LayerShape
 
@@ -197,4 +197,41 @@ def prepare_layer(
         gate_up_scales=finish("gate_up", gate_up_scales, factors.gate_up, factors.down),
         down=down,
         down_scales=finish("down", down_scales, factors.down, next_factor),
+    )
+
+
+def restore_layer(shape: LayerShape, weights: LayerWeights, qkv_factor: Tensor) -> LayerSource:
+    """The inverse of prepare_layer, but for what rounding lost: what the stored values stand for, in logical
+    order. Norms stay folded into the matrices behind them: theirs are ones. qkv_factor: `Factors.qkv`.
+    """
+    mixed, heads = weights.down.dtype == torch.int8, weights.attention_scales
+
+    def take(name: str, rows: Tensor, before: Tensor, columns: Tensor | None = None) -> Tensor:
+        w, scales = getattr(weights, name), getattr(weights, f"{name}_scales")
+        of_rows = scales_of_rows(scales, w, paired=name == "gate_up")
+        wide: Tensor = w.float() * (of_rows if w.dtype == torch.int8 else of_rows * before)[:, None]
+        wide = wide[layout.inverse(rows).to(w.device)]
+        return wide if columns is None else wide[:, layout.inverse(columns).to(w.device)]
+
+    qkv_order = layout.qkv_rows(shape.num_q + 2 * shape.num_kv, shape.head_dim)
+    lin_order = layout.residual_rows(shape.hidden)
+    gate_up_order = (layout.hadamard_rows if mixed else layout.gate_up_rows)(shape.intermediate)
+    o = take("o", lin_order, heads[0], layout.attention_columns(shape.num_q, shape.head_dim))
+    down = take(
+        "down", lin_order, weights.gate_up_scales[-1],
+        layout.hadamard_columns(shape.intermediate) if mixed else None,
+    )  # fmt: skip
+    ones = torch.ones(shape.hidden, device=o.device)
+    to_logits = math.log2(math.e) / math.sqrt(shape.head_dim)
+    bias = weights.bias
+    return LayerSource(
+        qkv=take("qkv", qkv_order, qkv_factor),
+        o=o * heads.repeat_interleave(shape.head_dim) if weights.o.dtype == torch.int8 else o,
+        gate_up=take("gate_up", gate_up_order, weights.o_scales[-1]),
+        down=mix(down) if mixed else down,
+        input_norm=ones,
+        post_norm=ones,
+        bias=None if bias is None else bias[layout.inverse(qkv_order).to(bias.device)],
+        q_norm=weights.head_weight[0] / to_logits if shape.head_norm else None,
+        k_norm=weights.head_weight[1] if shape.head_norm else None,
     )

@@ -24,12 +24,12 @@ from engine.build import BuildSpec, build_artifact
 from engine.build.hopper_library import compile_kernels
 from engine.errors import ArtifactError
 from engine.manifest import sealed
-from engine.models.plan import NO_PREFIXES, HopperKernels
+from engine.models.plan import HopperKernels
 from engine.ops.hopper import compiler, library, stack, tiles
 from engine.ops.hopper.sm_limit import sm_limit
 from engine.packed import BatchBounds, pack
 from engine.runtime.lanes import LanePool
-from hopper_models import QUERIES, answer_queries, save_tiny
+from hopper_models import LONG_TEMPLATE, QUERIES, answer_all, answer_queries, save_tiny
 
 BOUNDS = BatchBounds(samples=32, tokens=1024, tokens_per_sample=128)
 DIGEST = "00112233aabbccdd"
@@ -89,7 +89,7 @@ def test_the_artifact_holds_kernels_and_prepared_weights(built: Built) -> None:
     manifest = Artifact.open(built.artifact).manifest
     assert manifest.plan is not None
     assert {layer["path"] for layer in manifest.plan["layers"]} == {"hopper"}
-    assert manifest.plan["notes"] == [NO_PREFIXES]
+    assert manifest.plan["notes"] == []
     assert library.file_name(manifest.plan["library"]) in manifest.files
     weights = load_file(built.artifact / "weights.safetensors")
     narrow = {"fp8": torch.float8_e4m3fn, "bf16": torch.bfloat16, "int8": torch.int8}[built.precision]
@@ -131,7 +131,7 @@ def test_a_compiled_package_keeps_to_the_limit_of_its_thread(
     """What a capture relies on: the package calls the op on the thread that runs it."""
     blocks: list[int] = []
     plan = stack.plan
-    monkeypatch.setattr(stack, "plan", lambda *given: (blocks.append(given[-1]), plan(*given))[1])
+    monkeypatch.setattr(stack, "plan", lambda *given: (blocks.append(given[5]), plan(*given))[1])
     pool = Artifact.open(built.artifact).open_lanes(1)
     packed = pack([[1, 2, 3], [4]])
 
@@ -144,6 +144,21 @@ def test_a_compiled_package_keeps_to_the_limit_of_its_thread(
     pool.close()
     assert blocks == [stack.BLOCKS_PER_SM * tiles.NUM_SMS, stack.BLOCKS_PER_SM * 66]
     assert torch.equal(whole, half)
+
+
+@pytest.mark.usefixtures("cpu_lanes")
+def test_a_pipeline_computes_once_what_samples_share(built: Built, sample: Any) -> None:
+    """Constant prefix of the template and request prefixes: the rows of whole prompts."""
+    shared, whole = (
+        answer_all(built.artifact, "cpu", sample, 1, LONG_TEMPLATE, prefixes) for prefixes in ("auto", "off")
+    )
+    constant = [answer.saved.constant for answer in shared]
+    assert min(constant) >= 3 * 8
+    assert any(answer.saved.request >= 2 * 8 for answer in shared)
+    assert not any(answer.saved.constant or answer.saved.request for answer in whole)
+    for one, other in zip(shared, whole, strict=True):
+        for left, right in zip(one.rows, other.rows, strict=True):
+            assert left["scores"] == pytest.approx(right["scores"], abs=TOLERANCE[built.precision])
 
 
 def test_kernels_that_are_gone_or_others_are_refused(built: Built, tmp_path: Path) -> None:

@@ -18,14 +18,23 @@ from engine.errors import ConfigError
 from engine.models import cuda_decoder
 from engine.models.architecture import Architecture, Rope
 from engine.models.cuda_decoder import CudaDecoder
-from engine.models.cuda_weights import prepare_weights
-from engine.models.decoder import PackedDecoder
+from engine.models.cuda_weights import prepare_weights, restore_weights
+from engine.models.decoder import PackedDecoder, no_constant
 from engine.models.hopper_layers import run_hopper
 from engine.models.plan import HopperKernels, Plan, choose_plan, restrict_plan
 from engine.packed import BatchBounds, PackedBatch, pack
+from engine.prefixes import SHARE_ALL, ConstantPrefix, Prefixes
 
 BOUNDS = BatchBounds(8, 256, 96)
 SAMPLES = [[5, 9, 2], [7] * 70, [1], list(range(30))]
+INSTRUCTION, CONSTANT = tuple(range(20)), (*range(30, 60), *range(40))  # the latter of more than 64 tokens
+REQUESTS = [
+    [(*CONSTANT, *INSTRUCTION, 3), (*CONSTANT, *INSTRUCTION, 5, 6, 7)],
+    [(9, 9)],
+    [(*CONSTANT, 1), (*CONSTANT[:12], 2)],
+    [(*INSTRUCTION, 4)] * 2,
+]
+WHOLE = [list(sample) for request in REQUESTS for sample in request]
 TOLERANCE = {"bf16": 0.02, "fp8": 0.16}  # of whole hidden states, three layers; portable fp8: 0.12
 
 
@@ -63,10 +72,22 @@ class Made:
         return dataclasses.replace(plan, layers=tuple(layers))
 
     def decoder(self, plan: Plan) -> CudaDecoder:
-        prepared = prepare_weights(
-            self.weights, self.architecture, plan, max_seqlen=96, input_scales=self.scales
-        )
-        return CudaDecoder.from_weights(self.architecture, prepared, plan, BOUNDS)
+        return CudaDecoder.from_weights(self.architecture, self.prepare(plan), plan, BOUNDS)
+
+    def prepare(self, plan: Plan) -> dict[str, Tensor]:
+        return prepare_weights(self.weights, self.architecture, plan, max_seqlen=96, input_scales=self.scales)
+
+    def share(self, plan: Plan) -> PackedBatch:
+        """REQUESTS with their prefixes, the constant one computed as an artifact does."""
+        restored = restore_weights(self.prepare(plan), self.architecture)
+        eager = PackedDecoder.from_weights(self.architecture, restored, 96)
+        with torch.inference_mode():
+            constant = ConstantPrefix(CONSTANT, eager.keys_values(torch.tensor(CONSTANT)))
+        packed, saved = Prefixes(constant, SHARE_ALL).pack(REQUESTS)
+        assert [(each.constant > 0, each.request > 0) for each in saved] == [
+            (True, True), (False, False), (True, False), (False, True),
+        ]  # fmt: skip
+        return packed
 
 
 def make(kind: str) -> Made:
@@ -85,7 +106,8 @@ def make(kind: str) -> Made:
 
 def run(decoder: Any, packed: PackedBatch) -> Tensor:
     with torch.inference_mode():
-        out: Tensor = decoder(packed.input_ids, packed.positions, packed.cu_seqlens)
+        before = () if packed.prefixes is None else (packed.prefixes, packed.constant)
+        out: Tensor = decoder(packed.input_ids, packed.positions, packed.cu_seqlens, *before)
     return out[: packed.num_samples].float()
 
 
@@ -165,6 +187,44 @@ def test_what_a_portable_layer_leaves_in_the_padding_reaches_no_hopper_layer(
     assert all(torch.isfinite(x).all() for x in given)
 
 
+@pytest.mark.parametrize("portable", [(), (0, 2)])
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_prefixes(kind: str, precision: str, portable: tuple[int, ...]) -> None:
+    """Near the same decoder over whole samples, and no further from the unquantised one."""
+    made = make(kind)
+    plan = made.plan(precision, portable)
+    decoder, packed = made.decoder(plan), made.share(plan)
+    found = run(decoder, packed)
+    whole, exact = run(decoder, pack(WHOLE)), run(made.eager, pack(WHOLE))
+    assert error(found, whole) < TOLERANCE[precision]
+    assert error(found, exact) < 1.15 * error(whole, exact) + 0.002
+
+
+@pytest.mark.parametrize("portable", [(), (1,)])
+def test_one_exported_graph_takes_any_prefixes(portable: tuple[int, ...]) -> None:
+    made = make("norm")
+    plan = made.plan("bf16", portable)
+    decoder, cpu = made.decoder(plan), torch.device("cpu")
+    nothing = no_constant(made.architecture, torch.bfloat16, cpu)
+    exported = export_decoder(decoder, BOUNDS, cpu, nothing).module()
+    shared, plain = made.share(plan), pack(SAMPLES)
+    assert torch.equal(run(exported, shared), run(decoder, shared))
+    none = torch.tensor([[-1, 0]] * len(SAMPLES), dtype=torch.int32)
+    without = dataclasses.replace(plain, prefixes=none, constant=nothing)
+    assert torch.equal(run(exported, without), run(decoder, plain))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_restored_weights_compute_the_same(kind: str) -> None:
+    made = make(kind)
+    for precision, tolerance in (("bf16", 0.02), ("fp8", 0.12)):
+        restored = restore_weights(made.prepare(made.plan(precision, (1,))), made.architecture)
+        assert set(restored) == set(made.weights)
+        eager = PackedDecoder.from_weights(made.architecture, restored, 96)
+        assert error(run(eager, pack(SAMPLES)), run(made.eager, pack(SAMPLES))) < tolerance
+
+
 @pytest.mark.parametrize("portable", [(), (1,)])
 def test_one_exported_graph_serves_any_sizes(portable: tuple[int, ...]) -> None:
     made = make("bias")
@@ -223,3 +283,37 @@ def test_the_device_computes_what_the_oracles_do(
     # 8 bits: a sum in another order may round to another neighbour
     assert error(found, wanted) < (0.01 if precision == "bf16" else 0.08)
     assert torch.equal(run(decoder, padded).cpu(), found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("portable", [(), (1,)])
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_device_takes_prefixes_as_the_oracles_do(
+    kind: str, precision: str, portable: tuple[int, ...]
+) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the hopper path is for compute capability 9.0")
+    kernels, _ = compile_kernels(default_cache())
+    if kernels.library is None:
+        pytest.skip(kernels.reason)
+    made = make(kind)
+    plan = made.plan(precision, portable)
+    packed = made.share(plan)
+    wanted = run(made.decoder(plan), packed)
+    assert packed.prefixes is not None
+    assert packed.constant is not None
+    extra = 4  # segments of no tokens, and behind them rows of none
+    on_device = dataclasses.replace(
+        packed,
+        input_ids=torch.cat([packed.input_ids, torch.full((88,), 3)]).cuda(),
+        positions=torch.cat([packed.positions, torch.zeros(88, dtype=torch.int64)]).cuda(),
+        cu_seqlens=torch.cat([packed.cu_seqlens, packed.cu_seqlens[-1:].repeat(extra)]).cuda(),
+        prefixes=torch.cat([packed.prefixes, torch.tensor([[-1, 0]] * extra, dtype=torch.int32)]).cuda(),
+        constant=packed.constant.cuda(),
+    )
+    decoder = made.decoder(dataclasses.replace(plan, library=kernels.library)).to("cuda")
+    found = run(decoder, on_device).cpu()
+    assert torch.isfinite(found).all()
+    assert error(found, wanted) < (0.01 if precision == "bf16" else 0.08)
+    assert torch.equal(run(decoder, on_device).cpu(), found)

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from engine.errors import ConfigError
-from engine.models.plan import NO_PREFIXES, HopperKernels, Plan, Precision, choose_plan
+from engine.models.plan import HopperKernels, Plan, Precision, choose_plan
 from engine.packed import BatchBounds
 from tools.bench.shapes import SHAPES
 
@@ -30,7 +30,7 @@ def test_benchmarked_models_go_the_hopper_path_whole(shape: str, precision: Prec
     plan = choose_plan(architecture, precision, arch=90, static=True, kernels=KERNELS, bounds=BOUNDS)
     assert plan.runs() == [("hopper", range(architecture.num_layers))]
     assert plan.library == KERNELS.library
-    assert plan.notes == (NO_PREFIXES,)
+    assert plan.notes == ()
     assert plan.quantises == (precision != "bf16")
     assert plan.rotated == (precision == "int8")
 

@@ -1,7 +1,7 @@
-// Causal attention over packed samples (see attention.py for the formula). A work item is 64 tokens of one sample and two q heads of
-// one kv head, one warpgroup a q head; blocks are persistent and take the items that plan.cu dealt them. TMA loads run ahead across
-// items: two key/value buffers and the next q. Probabilities stay in registers (they are the second product's A operand).
-// Two blocks fit an SM. No block waits for another one.
+// Causal attention over packed segments and their prefixes (see attention.py for the formula). A work item is 64 tokens of one segment
+// and two q heads of one kv head, one warpgroup a q head; its keys come in blocks of 64, each of one prefix or of the segment itself.
+// Blocks are persistent and take the items that plan_kernel dealt them. TMA loads run ahead across items: two key/value buffers and the
+// next q. Probabilities stay in registers (they are the second product's A operand). Two blocks fit an SM. No block waits for another one.
 #include "attention_tile.cuh"
 
 namespace boundgen {
@@ -10,8 +10,9 @@ template <int D, class Out> __global__ void __launch_bounds__(256, 2) attention_
   using Layout = AttentionLayout<D>;
   extern __shared__ uint8_t raw[];
   __shared__ __align__(8) uint64_t barriers[8];
+  __shared__ int num_seen[2];
   const uint32_t base = (shared_address(raw) + 1023) & ~1023u, q_full = shared_address(barriers), k_full = q_full + 8, v_full = q_full + 24,
-                 free_ = q_full + 40, q_free = q_full + 56;
+                 free_ = q_full + 40, q_free = q_full + 56, seen_of = shared_address(num_seen);
   if (threadIdx.x == 0) {
     barrier_init(q_full, 1);
     barrier_init(q_free, 2);
@@ -22,6 +23,7 @@ template <int D, class Out> __global__ void __launch_bounds__(256, 2) attention_
     }
     barrier_init_fence();
     prefetch_map(&p.qkv);
+    prefetch_map(&p.constant);
   }
   __syncthreads();
   allow_dependents();
@@ -31,7 +33,7 @@ template <int D, class Out> __global__ void __launch_bounds__(256, 2) attention_
     wait_for_predecessors();
     return;
   }
-  Loads<D> loads(p, base, q_full, first);
+  Loads<D> loads(p, base, q_full, seen_of, first);
   wait_for_predecessors();
   if (threadIdx.x == 0) {
     loads.query(first);
@@ -43,18 +45,20 @@ template <int D, class Out> __global__ void __launch_bounds__(256, 2) attention_
   const uint64_t query = operand_descriptor(base + group * Layout::kHead);
   int done = 0;
   for (int i = first; i < end; i++) {
-    const int token = __ldg(&p.items[i].z), r = token + lane_row, blocks = (token >> 6) + 1;
     Accumulator<D> acc;
     acc.reset();
     barrier_wait(q_full, (i - first) & 1);
-    for (int j = 0; j < blocks; j++, done++) {
+    int seen;
+    bool started = false;
+    do {
       const int s = done & 1, parity = (done >> 1) & 1;
       const uint32_t stage = base + Layout::kQuery + s * Layout::kStage;
       float scores[32];
       barrier_wait(k_full + 8 * s, parity);
+      seen = shared_load(seen_of + 4 * s);
       score<D>(scores, query, operand_descriptor(stage));
-      if (j == blocks - 1) {
-        if (i + 1 < end) {  // q is read: the next item's may come
+      if (seen < 64) {
+        if (seen == kDiagonal && i + 1 < end) {  // q is read: the next item's may come
           if (thread == 0) barrier_arrive(q_free);
           if (threadIdx.x == 0) {
             barrier_wait(q_free, (i - first) & 1);
@@ -62,10 +66,11 @@ template <int D, class Out> __global__ void __launch_bounds__(256, 2) attention_
           }
           __syncwarp();
         }
-        mask_after(scores, 64 * j + 2 * q, r);
+        const int last = seen == kDiagonal ? lane_row : seen - 1;
+        mask_after(scores, 2 * q, last, seen == kDiagonal ? last + 8 : last);
       }
       uint32_t probabilities[16];
-      acc.softmax(scores, probabilities, j > 0);
+      acc.softmax(scores, probabilities, started);
       barrier_wait(v_full + 8 * s, parity);
       accumulate<D>(acc.o, probabilities, operand_descriptor(stage + Layout::kHead, 512));
       if (thread == 0) barrier_arrive(free_ + 8 * s);
@@ -74,9 +79,11 @@ template <int D, class Out> __global__ void __launch_bounds__(256, 2) attention_
         loads.key_value(s, end);
       }
       __syncwarp();
-    }
-    const Item item(__ldg(p.items + i));
-    const int head = item.q_head + group;
+      started = true;
+      done++;
+    } while (seen != kDiagonal);
+    const Item item(p.items, i);
+    const int head = item.q_head + group, r = item.token + lane_row;
     const bool mine = head < (item.kv_head + 1) * (p.num_q / p.num_kv);
     const float scale = __ldg(p.scales + min(head, p.num_q - 1));
     const size_t stride = static_cast<size_t>(p.num_q) * D;
@@ -86,17 +93,20 @@ template <int D, class Out> __global__ void __launch_bounds__(256, 2) attention_
 
 struct AttentionCall {  // mirrored by library.AttentionCall
   const void* qkv;
+  const void* constant;
   const void* items;
   const void* offsets;
   void* out;
   const void* scales;
-  int tokens, num_q, num_kv, head_dim, output, num_blocks, dependent;
+  int tokens, constant_rows, num_q, num_kv, head_dim, output, num_blocks, dependent;
   cudaStream_t stream;
 };
 
 template <int D, class Out> static int launch_attention(const AttentionCall& c) {
   AttentionParams p = {};
-  const int e = encode_map(&p.qkv, c.qkv, c.tokens, (c.num_q + 2 * c.num_kv) * D * 2, 64);
+  int e = encode_map(&p.qkv, c.qkv, c.tokens, (c.num_q + 2 * c.num_kv) * D * 2, 64);
+  p.constant = p.qkv;  // never read then
+  if (!e && c.constant) e = encode_map(&p.constant, c.constant, 2 * c.constant_rows, c.num_kv * D * 2, 64);
   if (e) return e;
   p.items = static_cast<const int4*>(c.items);
   p.offsets = static_cast<const int*>(c.offsets);
@@ -104,6 +114,7 @@ template <int D, class Out> static int launch_attention(const AttentionCall& c) 
   p.scales = static_cast<const float*>(c.scales);
   p.num_q = c.num_q;
   p.num_kv = c.num_kv;
+  p.constant_rows = c.constant_rows;
   const auto kernel = attention_kernel<D, Out>;
   const cudaError_t r = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, AttentionLayout<D>::kShared);
   if (r != cudaSuccess) return r;

@@ -9,20 +9,26 @@ namespace boundgen {
 
 constexpr float kMasked = -1e30f;  // finite, so that a row never subtracts infinities
 
-struct AttentionParams {  // the tensor map brings its alignment along
-  CUtensorMap qkv;
-  const int4* items;   // (first row of the sample, its length, first token of the item, first q head | kv head << 16)
+struct AttentionParams {  // the tensor maps bring their alignment along
+  CUtensorMap qkv, constant;
+  const int4* items;   // two a work item, see Item
   const int* offsets;  // block b takes items offsets[b] .. offsets[b + 1] - 1
   void* out;           // [tokens, num_q D]
   const float* scales; // [num_q]: what a head's output is multiplied with before it is quantised
-  int num_q, num_kv;
+  int num_q, num_kv, constant_rows;
 };
 
+// Rows of the segment, the item's first token in it and first q head | kv head << 16; then what the segment continues: rows of its
+// parent, and how many of the constant prefix (lengths 0: none).
 struct Item {
-  int start, length, token, q_head, kv_head;
-  __device__ __forceinline__ explicit Item(int4 v) : start(v.x), length(v.y), token(v.z), q_head(v.w & 0xffff), kv_head(v.w >> 16) {}
-  __device__ __forceinline__ int blocks() const { return (token >> 6) + 1; }
+  int start, length, token, q_head, kv_head, parent, parent_length, constant;
+  __device__ __forceinline__ Item(const int4* items, int i) {
+    const int4 own = __ldg(items + 2 * i), before = __ldg(items + 2 * i + 1);
+    start = own.x, length = own.y, token = own.z, q_head = own.w & 0xffff, kv_head = own.w >> 16;
+    parent = before.x, parent_length = before.y, constant = before.z;
+  }
 };
+constexpr int kDiagonal = 0;  // instead of a number of keys that all 64 queries of an item see: each sees those up to itself
 
 template <int D> struct AttentionLayout {
   static constexpr int kHead = 64 * D * 2;  // 64 rows of one head: D / 64 boxes of 8 KiB
@@ -32,29 +38,47 @@ template <int D> struct AttentionLayout {
 
 template <int D> struct Loads {  // what thread 0 does; its cursor runs ahead of the consumers. Items are read again rather than kept: registers are short
   const AttentionParams& p;
-  uint32_t base, q_full;
+  uint32_t base, q_full, seen;  // seen: of each stage's keys, how many every query of the item sees, or kDiagonal
   int next, block = 0;
-  __device__ __forceinline__ Loads(const AttentionParams& p_, uint32_t base_, uint32_t bars, int first) : p(p_), base(base_), q_full(bars), next(first) {}
-  __device__ __forceinline__ void head(uint32_t dst, int column_head, int row, uint32_t bar) const {
+  __device__ __forceinline__ Loads(const AttentionParams& p_, uint32_t base_, uint32_t bars, uint32_t seen_, int first)
+      : p(p_), base(base_), q_full(bars), seen(seen_), next(first) {}
+  __device__ __forceinline__ void head(uint32_t dst, const CUtensorMap* map, int column_head, int row, uint32_t bar) const {
 #pragma unroll
-    for (int c = 0; c < D / 64; c++) load_tile(dst + c * 8192, &p.qkv, (column_head * D + c * 64) * 2, row, bar);
+    for (int c = 0; c < D / 64; c++) load_tile(dst + c * 8192, map, (column_head * D + c * 64) * 2, row, bar);
   }
   __device__ __forceinline__ void query(int item) const {
-    const Item i(__ldg(p.items + item));
+    const Item i(p.items, item);
     barrier_expect(q_full, AttentionLayout<D>::kQuery);
-    head(base, i.q_head, i.start + i.token, q_full);
-    head(base + AttentionLayout<D>::kHead, i.q_head + 1, i.start + i.token, q_full);  // past an odd group: a neighbour's head, not stored
+    head(base, &p.qkv, i.q_head, i.start + i.token, q_full);
+    head(base + AttentionLayout<D>::kHead, &p.qkv, i.q_head + 1, i.start + i.token, q_full);  // past an odd group: a neighbour's head, not stored
   }
-  __device__ __forceinline__ void key_value(int s, int end) {  // the next block, if any, into stage s
+  // The next block of keys and values, if any, into stage s: of the constant prefix, of the parent, then of the segment up to the
+  // item's diagonal. Rows behind a prefix' end are its neighbours': finite, and masked.
+  __device__ __forceinline__ void key_value(int s, int end) {
     if (next >= end) return;
-    const Item i(__ldg(p.items + next));
-    const int row = i.start + 64 * block;
+    const Item i(p.items, next);
+    const int constants = (i.constant + 63) >> 6, before = constants + ((i.parent_length + 63) >> 6), last = before + (i.token >> 6);
+    const CUtensorMap* map = &p.qkv;
+    int row = 64 * block, key = p.num_q + i.kv_head, value = key + p.num_kv, value_shift = 0, num_seen = block == last ? kDiagonal : 64;
+    if (block < constants) {
+      map = &p.constant;
+      key = value = i.kv_head;
+      value_shift = p.constant_rows;
+      num_seen = i.constant - row;
+    } else if (block < before) {
+      row -= 64 * constants;
+      num_seen = i.parent_length - row;
+      row += i.parent;
+    } else {
+      row += i.start - 64 * before;
+    }
     const uint32_t dst = base + AttentionLayout<D>::kQuery + s * AttentionLayout<D>::kStage, k_full = q_full + 8 + 8 * s, v_full = q_full + 24 + 8 * s;
+    shared_store(seen + 4 * s, num_seen);  // before the arrival that the readers wait for
     barrier_expect(k_full, AttentionLayout<D>::kHead);
-    head(dst, p.num_q + i.kv_head, row, k_full);
+    head(dst, map, key, row, k_full);
     barrier_expect(v_full, AttentionLayout<D>::kHead);
-    head(dst + AttentionLayout<D>::kHead, p.num_q + p.num_kv + i.kv_head, row, v_full);
-    if (++block == i.blocks()) {
+    head(dst + AttentionLayout<D>::kHead, map, value, row + value_shift, v_full);
+    if (block++ == last) {
       block = 0;
       next++;
     }
@@ -147,15 +171,16 @@ template <int D> __device__ __forceinline__ void accumulate(float (&o)[D / 2], c
   mma_wait<0>();
   mma_results(o);
 }
-// The last block of an item holds the diagonal: keys after the row's own token. It hides the next sample's rows too.
-__device__ __forceinline__ void mask_after(float (&s)[32], int key, int row) {
+// Keys of a block, the thread's first one `key`, after `last0` and `last1` of its two rows. On the diagonal that hides the next segment's
+// rows too.
+__device__ __forceinline__ void mask_after(float (&s)[32], int key, int last0, int last1) {
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     const int n = key + 8 * i;
-    if (n > row) s[4 * i] = kMasked;
-    if (n + 1 > row) s[4 * i + 1] = kMasked;
-    if (n > row + 8) s[4 * i + 2] = kMasked;
-    if (n + 1 > row + 8) s[4 * i + 3] = kMasked;
+    if (n > last0) s[4 * i] = kMasked;
+    if (n + 1 > last0) s[4 * i + 1] = kMasked;
+    if (n > last1) s[4 * i + 2] = kMasked;
+    if (n + 1 > last1) s[4 * i + 3] = kMasked;
   }
 }
 

@@ -6,62 +6,83 @@
 
 namespace boundgen {
 
-constexpr int kPlanThreads = 1024, kMaxClasses = 1024;  // classes: items of one length in 64-key blocks, so samples up to 65,536 tokens
+constexpr int kPlanThreads = 1024, kMaxTiles = 1024, kMaxClasses = kMaxTiles + 64;  // segments of up to 65,536 tokens, prefixes included
 
 struct PlanCall {  // mirrored by library.PlanCall
   const int* cu_seqlens;  // [samples + 1]
-  int4* items;
+  const int* prefixes;    // [samples, 2]: the segment's parent (-1: none), rows of the constant prefix; or null
+  int4* items;            // two an item: see attention_tile.cuh
   int* offsets;           // [num_blocks + 1]
   int samples, tokens, num_q, num_kv, num_blocks;
   cudaStream_t stream;
 };
 
-// Items, longest first, dealt to the blocks in snake order: item i goes to block i % B in even rounds and B - 1 - i % B in odd ones.
-// Rows past the last sample (a bucket's padding) become samples of up to 64 tokens: every output row is written, none with garbage
-// that the next layer's value product (0 x NaN) could spread. plan.py holds the same in Python.
+struct Before {  // what a segment continues
+  int parent, parent_length, constant;
+  __device__ __forceinline__ Before(const PlanCall& c, int s) : parent(0), parent_length(0), constant(0) {
+    if (!c.prefixes) return;
+    const int p = c.prefixes[2 * s];
+    constant = c.prefixes[2 * s + 1];
+    if (p < 0) return;
+    parent = c.cu_seqlens[p];
+    parent_length = c.cu_seqlens[p + 1] - parent;
+  }
+  __device__ __forceinline__ int blocks() const { return ((constant + 63) >> 6) + ((parent_length + 63) >> 6); }
+};
+
+// Items, those of most keys first, dealt to the blocks in snake order: item i goes to block i % B in even rounds and B - 1 - i % B in odd
+// ones. An item's class is how many blocks of 64 keys it reads, less one: those of the segment's prefixes and the tiles before its own, so
+// that a segment has one tile in each class of its span. Rows past the last segment (a bucket's padding) become segments of up to 64 tokens:
+// every output row is written, none with garbage that the next layer's value product (0 x NaN) could spread. plan.py holds the same in Python.
 __global__ void __launch_bounds__(kPlanThreads) plan_kernel(PlanCall c) {
-  extern __shared__ int tiles[];  // [samples]: 64-token tiles of a sample
-  __shared__ int count[kMaxClasses + 1], before[kMaxClasses + 1], num_classes;
+  extern __shared__ int spans[];  // [samples]: first class | end << 16
+  __shared__ int change[kMaxClasses + 1], ahead[kMaxClasses + 1], num_classes;
   if (threadIdx.x == 0) num_classes = 0;
-  for (int k = threadIdx.x; k <= kMaxClasses; k += kPlanThreads) count[k] = 0;
+  for (int k = threadIdx.x; k <= kMaxClasses; k += kPlanThreads) change[k] = 0;
   __syncthreads();
   wait_for_predecessors();
   for (int s = threadIdx.x; s < c.samples; s += kPlanThreads) {
-    tiles[s] = min((c.cu_seqlens[s + 1] - c.cu_seqlens[s] + 63) >> 6, kMaxClasses);
-    atomicAdd(count + tiles[s], 1);
-    atomicMax(&num_classes, tiles[s]);
+    const int tiles = min((c.cu_seqlens[s + 1] - c.cu_seqlens[s] + 63) >> 6, kMaxTiles);
+    const int begin = min(Before(c, s).blocks(), kMaxClasses - tiles), end = begin + tiles;
+    spans[s] = begin | end << 16;
+    atomicAdd(change + begin, 1);
+    atomicSub(change + end, 1);
+    if (tiles) atomicMax(&num_classes, end);
   }
   __syncthreads();
-  // before[k]: sample tiles that rank ahead of class k, which are those of the longer classes: sample tile counts past k
+  // ahead[k]: tiles of class k or more. A span that begins or ends at m counts in all classes from m on.
   for (int k = threadIdx.x; k <= num_classes; k += kPlanThreads) {
     int sum = 0;
-    for (int l = k + 1; l <= num_classes; l++) sum += (l - k) * count[l];
-    before[k] = sum;
+    for (int m = 0; m < num_classes; m++) sum += change[m] * (num_classes - max(k, m));
+    ahead[k] = sum;
   }
   __syncthreads();
   const int ratio = c.num_q / c.num_kv, pairs = (ratio + 1) / 2, units = c.num_kv * pairs, padding = c.cu_seqlens[c.samples];
-  const int real = before[0] * units, total = real + ((c.tokens - padding + 63) >> 6) * units;
+  const int real = ahead[0] * units, total = real + ((c.tokens - padding + 63) >> 6) * units;
   const int full = total / c.num_blocks, rest = total % c.num_blocks, from = full & 1 ? c.num_blocks - rest : 0;  // the last round deals to from .. from + rest - 1
   auto extra = [&](int b) { return min(max(b - from, 0), rest); };
-  auto place = [&](int i, int start, int length, int token) {
+  auto place = [&](int i, int start, int length, int token, int4 before) {
     const int round = i / c.num_blocks, p = i % c.num_blocks, b = round & 1 ? c.num_blocks - 1 - p : p, unit = i % units, kv = unit / pairs;
-    c.items[b * full + extra(b) + round] = make_int4(start, length, token, (kv * ratio + 2 * (unit % pairs)) | (kv << 16));
+    int4* item = c.items + 2 * (b * full + extra(b) + round);
+    item[0] = make_int4(start, length, token, (kv * ratio + 2 * (unit % pairs)) | (kv << 16));
+    item[1] = before;
   };
   for (int b = threadIdx.x; b <= c.num_blocks; b += kPlanThreads) c.offsets[b] = b * full + extra(b);
   const int lane = threadIdx.x & 31;
   for (int s = threadIdx.x >> 5; s < c.samples; s += kPlanThreads / 32) {
-    const int start = c.cu_seqlens[s], length = c.cu_seqlens[s + 1] - start, mine = tiles[s];
-    int rank = 0;
-    for (int j = lane; j < c.samples; j += 32) rank += tiles[j] > mine || (tiles[j] == mine && j < s);
-    rank = __reduce_add_sync(~0u, rank);
-    for (int z = lane; z < mine * units; z += 32) {
-      const int tile = z / units;
-      place((before[tile + 1] + rank) * units + z % units, start, length, 64 * tile);
+    const int start = c.cu_seqlens[s], length = c.cu_seqlens[s + 1] - start, begin = spans[s] & 0xffff, end = spans[s] >> 16;
+    const Before before(c, s);
+    for (int k = begin; k < end; k++) {
+      int rank = 0;  // earlier segments with a tile of this class
+      for (int j = lane; j < s; j += 32) rank += (spans[j] & 0xffff) <= k && k < spans[j] >> 16;
+      rank = __reduce_add_sync(~0u, rank);
+      for (int unit = lane; unit < units; unit += 32)
+        place((ahead[k + 1] + rank) * units + unit, start, length, 64 * (k - begin), make_int4(before.parent, before.parent_length, before.constant, 0));
     }
   }
   for (int z = threadIdx.x; z < total - real; z += kPlanThreads) {
     const int start = padding + 64 * (z / units);
-    place(real + z, start, min(64, c.tokens - start), 0);
+    place(real + z, start, min(64, c.tokens - start), 0, make_int4(0, 0, 0, 0));
   }
 }
 

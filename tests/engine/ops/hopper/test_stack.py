@@ -21,6 +21,7 @@ SHAPES = {
 IDS, POSITIONS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5]), torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4])
 CU_SEQLENS = torch.tensor([0, 4, 9], dtype=torch.int32)
 SCALES = torch.tensor([40.0, 1.0])
+PREFIXES = torch.tensor([[1, 2], [-1, 3]], dtype=torch.int32)
 
 
 def make(kind: str, element: torch.dtype, count: int):
@@ -34,6 +35,10 @@ def make(kind: str, element: torch.dtype, count: int):
     ]
     torch.manual_seed(0)
     return shape, layers, torch.randn(16, shape.hidden).bfloat16(), rope_tables(64, 1e4, 16)
+
+
+def constant_prefix(shape: LayerShape, count: int):
+    return torch.randn(count, 2, 5, shape.num_kv, shape.head_dim).bfloat16()
 
 
 def arguments(kind: str, element: torch.dtype, count: int, last=None, ids=IDS):
@@ -51,6 +56,30 @@ def test_schema_and_shapes(kind: str, last, ids) -> None:
         stack, arguments(kind, BF16, 2, last, ids), test_utils=("test_schema", "test_faketensor")
     )
     torch.library.opcheck(stack, arguments(kind, E4M3, 1, last, ids), test_utils=("test_faketensor",))
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_schema_with_prefixes(kind: str) -> None:
+    given = (*arguments(kind, BF16, 2), PREFIXES, constant_prefix(SHAPES[kind], 2))
+    torch.library.opcheck(stack, given, test_utils=("test_schema", "test_faketensor"))
+    with pytest.raises(ValueError, match="both or neither"):
+        stack(*given[:-1])
+
+
+@pytest.mark.parametrize("element", [E4M3, BF16])
+@pytest.mark.parametrize("kind", SHAPES)
+def test_every_layer_gets_its_part_of_the_constant_prefix(kind: str, element: torch.dtype) -> None:
+    shape, layers, table, rope = make(kind, element, 3)
+    constant = constant_prefix(shape, 3)
+    items, offsets = plan("", CU_SEQLENS, POSITIONS, shape.num_q, shape.num_kv, 4, PREFIXES)
+    stream = embed("", IDS, table, SCALES, element)
+    for index, (layer, following) in enumerate(zip(layers, [*layers[1:], layers[0]], strict=True)):
+        batch = Batch(POSITIONS, items, offsets, *rope, constant=constant[index : index + 1])
+        operand = following.qkv.dtype if index < 2 else BF16
+        stream = run_layers("", shape, [layer], stream, batch, next_operand=operand)
+    given = (*arguments(kind, element, 3), PREFIXES, constant)
+    assert torch.equal(stack(*given), stream[0])
+    assert not torch.equal(stack(*given[:-2]), stream[0])
 
 
 @pytest.mark.parametrize("count", [1, 3])
