@@ -9,6 +9,7 @@ beam_step.pt2 and beam.so. Opening only reads. An Artifact may be shared by thre
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,15 +127,10 @@ class Artifact:
     def constant_prefix(self, ids: tuple[int, ...]) -> ConstantPrefix:
         """Keys and values of what prompts start with, by the eager decoder in the weights' own dtype, without
         8-bit activations; about the time of one sample. Only for an artifact whose lanes take prefixes."""
-        architecture, weights = self._architecture, self._weights
+        weights = self._weights
         if self.manifest.plan is not None:
-            weights = restore_weights(weights, architecture)
-        decoder = PackedDecoder.from_weights(architecture, weights, max(len(ids), 1))
-        with torch.inference_mode():
-            keys_values = decoder.keys_values(torch.tensor(ids, device=self.device))
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # lanes read it on streams of their own
-        return ConstantPrefix(ids, keys_values)
+            weights = restore_weights(weights, self._architecture)
+        return compute_prefix(self._architecture, weights, ids, self.device)
 
     def open_lanes(self, lanes: int, threads: int = 1) -> LanePool:
         """`lanes` threads, each with its own runner over the shared weights and `threads` CPU threads."""
@@ -173,6 +169,18 @@ class Artifact:
         if isinstance(lanes, GraphLanePool):
             return GraphBeamLanes(lanes, self.path, bounds, head, architecture, kept)
         return BeamLanes(lanes, self.path, bounds, head, architecture, kept)
+
+
+def compute_prefix(
+    architecture: Architecture, weights: Mapping[str, Tensor], ids: tuple[int, ...], device: torch.device
+) -> ConstantPrefix:
+    """By the eager decoder over its own `weights`, on `device`; waits for it."""
+    decoder = PackedDecoder.from_weights(architecture, weights, max(len(ids), 1))
+    with torch.inference_mode():
+        keys_values = decoder.keys_values(torch.tensor(ids, device=device))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # lanes read it on streams of their own
+    return ConstantPrefix(ids, keys_values)
 
 
 def _load_tokenizer(folder: Path) -> Any | None:

@@ -17,7 +17,8 @@ from torch import Tensor
 from engine.build.spec import BuildSpec, Calibration
 from engine.errors import ArtifactError, ConfigError
 from engine.models.checkpoint import Checkpoint
-from engine.packed import BatchBounds, PackedBatch
+from engine.packed import BatchBounds, PackedBatch, Segment, pack_segments
+from engine.prefixes import ConstantPrefix
 from engine.quant.agreement import Agreement, Answers, answer, compare
 from engine.quant.budget import Budget
 from engine.quant.emulation import EmulatedDecoder
@@ -30,6 +31,14 @@ from engine.quant.texts import Text, batches
 REPORT, CHART = "accuracy.json", "accuracy.svg"
 Forward = Callable[[PackedBatch], Tensor]
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class FullPrecision:
+    """What a pipeline's prompts begin with, at most `longest` tokens of it, as serving computes it."""
+
+    compute: Callable[[tuple[int, ...]], ConstantPrefix]
+    longest: int
 
 
 @dataclass(frozen=True)
@@ -81,19 +90,46 @@ def model_of(checkpoint: Checkpoint) -> Model:
     return Model(checkpoint.architecture, weights, head.float())
 
 
-def measure_package(model: Model, forward: Forward, texts: Sequence[Text], bounds: BatchBounds) -> Agreement:
-    """`forward` gives a package's float32 hidden states; against the float32 decoder, emulated here."""
+def measure_package(
+    model: Model, forward: Forward, texts: Sequence[Text], bounds: BatchBounds,
+    prefixes: FullPrecision | None = None,
+) -> Agreement:  # fmt: skip
+    """`forward` gives a package's float32 hidden states; against the float32 decoder, emulated here.
+    Without `prefixes` every prompt is computed whole.
+    """
     with torch.inference_mode():
         reference = answer(EmulatedDecoder(model.architecture, model.weights), model.head, texts, {})
-        hidden = [forward(packed) for _, packed in batches(texts, bounds.tokens, bounds.samples)]
-        return compare(reference, Answers(torch.cat(hidden).float() @ model.head.T), texts)
+        hidden = torch.empty(len(texts), model.architecture.hidden_size)
+        for ids, places in _by_prefix(texts, 0 if prefixes is None else prefixes.longest).items():
+            prefix = prefixes.compute(ids) if prefixes is not None and ids else None
+            done = 0
+            for some, packed in batches([texts[place] for place in places], bounds.tokens, bounds.samples):
+                rows = packed if prefix is None else _after(prefix, some)
+                hidden[places[done : done + len(some)]] = forward(rows).float().cpu()
+                done += len(some)
+        return compare(reference, Answers(hidden @ model.head.T), texts)
+
+
+def _by_prefix(texts: Sequence[Text], longest: int) -> dict[tuple[int, ...], list[int]]:
+    """Places of the texts by the constant prefix they begin with, at most `longest` tokens of it."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for place, text in enumerate(texts):
+        found.setdefault(text.ids[: min(text.prefix, longest)], []).append(place)
+    return found
+
+
+def _after(prefix: ConstantPrefix, texts: Sequence[Text]) -> PackedBatch:
+    count = len(prefix.ids)
+    segments = [Segment(text.ids[count:], count, constant=count) for text in texts]
+    return pack_segments(segments, len(texts), prefix.keys_values)
 
 
 def judge_package(
-    accuracy: Accuracy, checkpoint: Checkpoint, forward: Forward, bounds: BatchBounds
-) -> dict[str, Any]:
+    accuracy: Accuracy, checkpoint: Checkpoint, forward: Forward, bounds: BatchBounds,
+    prefixes: FullPrecision | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """What the manifest keeps; ArtifactError where the package is outside its budget."""
-    found = measure_package(model_of(checkpoint), forward, accuracy.texts.judge, bounds)
+    found = measure_package(model_of(checkpoint), forward, accuracy.texts.judge, bounds, prefixes)
     if (reason := accuracy.budget.broken(found)) is not None:
         raise ArtifactError(
             f"accuracy: on {found.texts} judging texts the package's {reason}; it is not written. Raise "

@@ -10,6 +10,7 @@ import dataclasses
 import shutil
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.build.accuracy import Accuracy, judge_package, study_accuracy
+from engine.artifact import compute_prefix
+from engine.build.accuracy import Accuracy, FullPrecision, judge_package, study_accuracy
 from engine.build.beam_package import check_beam, write_beam_library, write_beam_packages
 from engine.build.beam_parity import measure_beam
 from engine.build.compilation import compile_package, export_decoder
@@ -42,10 +44,12 @@ from engine.manifest import (
     write_manifest,
 )
 from engine.models.checkpoint import Checkpoint, load_checkpoint
+from engine.models.cuda_weights import restore_weights
 from engine.models.decoder import PackedDecoder, no_constant
 from engine.models.plan import Plan
 from engine.models.weights import LM_HEAD, SCORE, convert_weights
 from engine.packed import PackedBatch
+from engine.prefixes import ConstantPrefix
 from engine.runtime.graph_lanes import GraphLanePool
 from engine.runtime.lanes import LanePool
 from engine.runtime.machine import cpu_features, device_arch
@@ -137,9 +141,10 @@ def _measure(
 ) -> tuple[Parity, dict[str, Any] | None]:
     """Parity with transformers, and what the judging texts say where there are any."""
 
+    weights = load_weights(folder / WEIGHTS, torch.device(spec.device))
     pool = (LanePool if plan is None else GraphLanePool)(
         folder / PACKAGE,
-        load_weights(folder / WEIGHTS, torch.device(spec.device)),
+        weights,
         spec.bounds,
         vocab_size=checkpoint.architecture.vocab_size,
         device=torch.device(spec.device),
@@ -152,7 +157,12 @@ def _measure(
         return pool.executor.submit(pool.forward, packed).result()
 
     try:
-        judged = None if accuracy is None else judge_package(accuracy, checkpoint, forward, spec.bounds)
+        prefixes = None
+        if plan is not None and plan.quantises and pool.takes_prefixes:
+            prefixes = FullPrecision(partial(_prefix, spec, checkpoint, weights), pool.most_constant)
+        judged = None
+        if accuracy is not None:
+            judged = judge_package(accuracy, checkpoint, forward, spec.bounds, prefixes)
         checkpoint.reference.to(spec.device)
         narrow = "int8" if plan is not None and plan.rotated else "fp8"
         precision = narrow if plan is not None and plan.quantises else spec.dtype_name
@@ -160,6 +170,15 @@ def _measure(
         return parity, judged
     finally:
         pool.close()
+
+
+def _prefix(
+    spec: BuildSpec, checkpoint: Checkpoint, weights: dict[str, Tensor], ids: tuple[int, ...]
+) -> ConstantPrefix:
+    """As the artifact will compute it."""
+    decoder = {name: tensor for name, tensor in weights.items() if name not in (LM_HEAD, SCORE)}
+    restored = restore_weights(decoder, checkpoint.architecture)
+    return compute_prefix(checkpoint.architecture, restored, ids, torch.device(spec.device))
 
 
 def _no_constant(spec: BuildSpec, checkpoint: Checkpoint) -> Tensor:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from engine.artifact import Artifact
-from engine.build.accuracy import load_texts, measure_package, model_of
+from engine.build.accuracy import FullPrecision, load_texts, measure_package, model_of
 from engine.build.spec import Calibration
 from engine.errors import ArtifactError, ConfigError
 from engine.models.checkpoint import load_checkpoint
@@ -53,12 +53,16 @@ def measure_artifact(folder: Path, model: Path | None, calibration: Calibration)
     )
     texts = load_texts(calibration, checkpoint, artifact.bounds)
     lanes = artifact.open_lanes(1, torch.get_num_threads())
+    prefixes = None
+    if artifact.quantises and lanes.takes_prefixes:
+        prefixes = FullPrecision(artifact.constant_prefix, lanes.most_constant)
     try:
         return measure_package(
             model_of(checkpoint),
             lambda packed: lanes.executor.submit(lanes.forward, packed).result(),
             [*texts.calibrate, *texts.choose, *texts.judge],
             artifact.bounds,
+            prefixes,
         )
     finally:
         lanes.close()

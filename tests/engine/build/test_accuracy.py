@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from engine.build import BuildSpec, build_artifact
-from engine.build.accuracy import CHART, REPORT, judge_package, load_texts, model_of, study_accuracy
+from engine.build.accuracy import (
+    CHART,
+    REPORT,
+    FullPrecision,
+    judge_package,
+    load_texts,
+    measure_package,
+    model_of,
+    study_accuracy,
+)
 from engine.build.spec import Calibration
 from engine.errors import ArtifactError, ConfigError
 from engine.manifest import read_manifest
@@ -21,6 +30,7 @@ from engine.models.decoder import PackedDecoder
 from engine.models.plan import LayerPlan, Plan, restrict_plan
 from engine.packed import BatchBounds, PackedBatch
 from engine.pipeline_config import read_pipeline
+from engine.prefixes import ConstantPrefix
 from engine.quant.budget import Budget
 
 BOUNDS = BatchBounds(samples=8, tokens=256, tokens_per_sample=64)
@@ -82,6 +92,31 @@ def test_a_package_over_its_budget_is_refused(tmp_path: Path, tiny_causal: Any, 
         ArtifactError, match=r"18 judging texts .* mean KL .*, allowed 1e-05; it is not written"
     ):
         judge_package(accuracy, checkpoint, forward, BOUNDS)
+
+
+def test_a_package_is_judged_as_it_is_served(tiny_causal: Any, calibrate: Any) -> None:
+    checkpoint = load_checkpoint(tiny_causal.checkpoint, max_tokens=64)
+    texts = load_texts(calibrate(Budget()), checkpoint, BOUNDS).judge
+    assert {text.prefix for text in texts} == {3}
+    decoder = PackedDecoder.from_weights(checkpoint.architecture, checkpoint.weights, 64)
+    seen: list[PackedBatch] = []
+
+    def forward(packed: PackedBatch) -> Tensor:
+        seen.append(packed)
+        inputs = packed.input_ids, packed.positions, packed.cu_seqlens, packed.prefixes, packed.constant
+        hidden: Tensor = decoder(*inputs)[: packed.num_samples]
+        return hidden
+
+    def compute(ids: tuple[int, ...]) -> ConstantPrefix:
+        return ConstantPrefix(ids, decoder.keys_values(torch.tensor(ids)))
+
+    model = model_of(checkpoint)
+    mixed = [*texts, replace(texts[0], prefix=0), *texts]  # what has none is packed apart, the order stays
+    for prefixes, tokens in ((None, 0), (FullPrecision(compute, 2), 4 * len(texts))):
+        seen.clear()
+        found = measure_package(model, forward, mixed, BOUNDS, prefixes)
+        assert found.next_token_kl < 1e-9
+        assert sum(len(text.ids) for text in mixed) - sum(batch.num_tokens for batch in seen) == tokens
 
 
 def test_what_cannot_be_calibrated_is_said(tmp_path: Path, tiny_causal: Any, calibrate: Any) -> None:
