@@ -171,14 +171,14 @@ def _launch(
     group = heads // kv_heads
     # A warpgroup multiplies 64 rows at once; less of anything is where registers would spill.
     narrow, hopper = dim <= 64, capability(q) >= 90
-    own_keys = 64 if narrow and hopper else 32
-    tile = min(own_keys, max(1, (64 if narrow or hopper else 32) // next_power_of_2(group)))
+    own_keys = (64 if hopper else 32) if narrow else 16
+    tile = min(max(own_keys, 32), max(1, (64 if narrow or hopper else 32) // next_power_of_2(group)))
     wrap_triton(_beam_attention)[(kv_heads, cdiv(beams, tile), prompts)](
         q, k, v, prompt_k, prompt_v, suffix_k, suffix_v, ancestors, cu_seqlens, out, beams, rows,
         q.stride(0), k.stride(0), v.stride(0), prompt_k.stride(0), prompt_v.stride(0),
         suffix_k.stride(0), suffix_k.stride(1), suffix_v.stride(0), suffix_v.stride(1),
         FACTOR=math.log2(math.e) / math.sqrt(dim), HEADS=heads, GROUP=group, PADDED=next_power_of_2(group),
-        DIM=dim, TILE_BEAMS=tile, SLOTS=own_keys // tile, ALL_SLOTS=slots,
+        DIM=dim, TILE_BEAMS=tile, SLOTS=max(1, own_keys // tile), ALL_SLOTS=slots,
         ALL_PADDED=next_power_of_2(slots), KEYS=64 if narrow else 32, num_warps=4,
     )  # fmt: skip
     return out

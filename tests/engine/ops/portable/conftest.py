@@ -102,7 +102,7 @@ def beams(heads: int, kv: int, dim: int) -> tuple[torch.Tensor, ...]:
 
 def selections() -> Iterator[Case]:
     """Two requests: first expansions and later ones, an 8-bit product, legal sequences that may end."""
-    for beams, count, legal in ((1, 100, False), (100, 100, False), (1, 512, True), (512, 512, True)):
+    for beams, count, legal in ((1, 100, False), (100, 100, False), (1, 1, True), (512, 512, True)):
         logits, scores = (torch.empty(2, beams, *more, device="meta") for more in ((151936,), ()))
         narrow = logits.bfloat16(), (None if beams == 1 else scores)
         given = (*narrow, scores, None, None, None, None, 0, 0, count)
@@ -118,6 +118,8 @@ def selections() -> Iterator[Case]:
     yield Case("beam_follow-plain", "beam_follow", (*before, *plain))
     yield Case("beam_follow-legal", "beam_follow", (*before, *legal))
     yield Case("beam_ancestors", "beam_ancestors", (empty(4, 200, dtype=torch.int64), beams, 2))
+    yield Case("beam_ancestors-1", "beam_ancestors", (empty(4, 200, dtype=torch.int64), beams, 1))
+    yield Case("beam_follow-1", "beam_follow", (*before, *legal[:-2], 1, 1))
 
 
 class _Recorder:

@@ -33,6 +33,12 @@ def compile_for(launch: Any, arch: int) -> Any:
         name: TYPES[value.dtype] if isinstance(value, torch.Tensor) else "i32"
         for name, value in zip(names, launch.args, strict=False)
     }
+    # a launch makes a constant of every 1
+    constants |= {
+        name: 1
+        for name, value in zip(names, launch.args, strict=False)
+        if not isinstance(value, torch.Tensor) and value == 1
+    }
     signature |= dict.fromkeys(constants, "constexpr")
     # what every real argument has: pointers and strides of whole 16-byte units
     attrs = {
