@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from engine.demand import NOTHING, Demand
 from engine.prefixes import NOTHING_SAVED, Saved
 
 Observer: TypeAlias = Callable[[str, object], None]
@@ -20,9 +21,10 @@ def always() -> bool:
 class Prepared:
     """One request after its PREPARE nodes, ready to share a batch.
 
-    num_tokens is what batching budgets by: of several tokenizers the one with most tokens. They are those of
-    whole prompts; a model computes fewer where prefixes spare it some (Answer.saved). `wanted` is asked
-    on the lane's thread right before a model node launches; it must be quick, and thread-safe (branches).
+    num_tokens are those of whole prompts, of several tokenizers the one with most; `demand` is what batching
+    counts: a model computes fewer where prefixes spare it some (Answer.saved), and more where it searches.
+    `wanted` is asked on the lane's thread right before a model node launches; it must be quick, and
+    thread-safe (branches).
     `observe`, where there is one, is told every node's value, for whoever must find out why.
     """
 
@@ -31,6 +33,11 @@ class Prepared:
     num_samples: int
     wanted: Callable[[], bool] = always
     observe: Observer | None = None
+    demand: Demand = NOTHING  # NOTHING: as many tokens and samples as these
+
+    def __post_init__(self) -> None:
+        if self.demand is NOTHING:
+            self.demand = Demand(self.num_tokens, self.num_samples)
 
 
 @dataclass(frozen=True)

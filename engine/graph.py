@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from engine.bounds import Bounds
+from engine.demand import Demand
 from engine.errors import ConfigError
 from engine.options import Options, read_options
 from engine.prefixes import Saved
+from engine.runtime.cost import Cost
 from engine.store import ArtifactStore
 from engine.topology import Edges, sort_edges
 from engine.values import Rows, Samples
@@ -101,6 +103,7 @@ class Node(ABC):
 
     executor: Executor | None = None
     capacity: Capacity | None = None  # of a model node: how large its batches may be
+    cost: Cost | None = None  # of a model node: what its batches take, where that was measured
     model: Model | None = None
     labels: tuple[str, ...] | None = None  # of the Scores it produces
     vocabulary: str | None = None  # of the Tokens it produces
@@ -112,6 +115,11 @@ class Node(ABC):
     @abstractmethod
     def run(self, requests: Sequence[tuple[Any, ...]]) -> Sequence[object]:
         """One tuple of input values a request -> one value of type `produces` (or an exception) a request."""
+
+    def demand(self, inputs: tuple[Any, ...]) -> Demand | None:
+        """Of a model: what a request with these values takes of its batch; None: its own tokens and samples.
+        On the caller's thread, before batching."""
+        return None
 
     def counters(self) -> Mapping[str, int]:
         """What the node has counted since it was made, by name; any thread, at any time."""
@@ -196,11 +204,8 @@ def _make_nodes(
             raise error if error.key.startswith("bounds.") else error.under(f"nodes.{name}") from None
         if not hasattr(nodes[name], "produces"):
             raise ConfigError(f"nodes.{name}", spec.node_class.__name__, "does not say what it produces")
-        sources[name] = _source(nodes[name])
-
-
-def _source(node: Node) -> Source:
-    return Source(node.produces, node.labels, node.vocabulary, node.constant_prefix)
+        made = nodes[name]
+        sources[name] = Source(made.produces, made.labels, made.vocabulary, made.constant_prefix)
 
 
 def _check_node(name: str, specs: Mapping[str, NodeSpec]) -> None:

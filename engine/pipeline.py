@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import reduce
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType, TracebackType
@@ -16,6 +17,7 @@ from typing import Self
 
 from engine.answers import Answer, Dropped, Failure, Observer, Prepared, Result
 from engine.bounds import Bounds
+from engine.demand import Demand, total
 from engine.errors import ConfigError, InputError, NodeError
 from engine.execution import Execution
 from engine.graph import (
@@ -32,6 +34,7 @@ from engine.graph import (
 )
 from engine.nodes.registry import find_kind
 from engine.pipeline_config import PipelineConfig, read_pipeline
+from engine.runtime.cost import Cost, CostSum
 from engine.store import ArtifactStore
 from engine.values import Sample, Samples, Tokens
 
@@ -61,9 +64,11 @@ class Pipeline:
         self.name = config.name
         self.bounds: Bounds = config.bounds
         self.capacity: Capacity = _capacity(graph, config.bounds, host_threads)
+        self.cost: Cost | None = _cost(graph)
         self.model: Model | None = _model(graph)
         self._graph = graph
         self._prepare = graph.names(Stage.PREPARE)
+        self._models = tuple(name for name, node in graph.nodes.items() if node.is_model)
         self._carried = _carried(graph)
         self._host = ThreadPoolExecutor(host_threads, thread_name_prefix=f"{config.name}-host")
         self._running: set[Execution] = set()
@@ -113,19 +118,20 @@ class Pipeline:
             if observe is not None:
                 observe(name, value)
         carried = {name: values[name] for name in self._carried}
-        return Prepared(carried, num_tokens, len(samples), observe=observe)
+        demand = self._demand(values, Demand(num_tokens, len(samples)))
+        return Prepared(carried, num_tokens, len(samples), observe=observe, demand=demand)
 
     def submit(self, batch: Sequence[Prepared]) -> Future[list[Result]]:
         """Run the EXECUTE nodes on a batch; the future never fails and has one result a request, in order.
 
         ValueError if the batch is empty or over `capacity`; RuntimeError after close.
         """
-        num_tokens = sum(prepared.num_tokens for prepared in batch)
-        num_samples = sum(prepared.num_samples for prepared in batch)
-        if not batch or num_tokens > self.capacity.tokens or num_samples > self.capacity.samples:
-            raise ValueError(
-                f"batch of {len(batch)} requests, {num_tokens} tokens, {num_samples} samples: {self.capacity}"
-            )
+        demand = total(prepared.demand for prepared in batch)
+        if len(batch) == 1:  # nothing is shared where there is no room for it
+            demand = Demand(batch[0].num_tokens, batch[0].num_samples)
+        if not batch or demand.tokens > self.capacity.tokens or demand.samples > self.capacity.samples:
+            asked = f"{demand.tokens} tokens, {demand.samples} samples"
+            raise ValueError(f"batch of {len(batch)} requests, {asked}: {self.capacity}")
         execution = Execution(self._graph, batch, self._host)
         with self._lock:
             if self._closed:
@@ -162,6 +168,18 @@ class Pipeline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _demand(self, values: Mapping[str, object], plain: Demand) -> Demand:
+        """Of the model nodes that read prepared values; of others nothing is known yet."""
+        found = []
+        for name in self._models:
+            if all(source in values for source in self._graph.inputs[name]):
+                inputs = tuple(values[source] for source in self._graph.inputs[name])
+                try:
+                    found.append(self._graph.nodes[name].demand(inputs) or plain)
+                except Exception as error:
+                    raise NodeError(f"node {name!r} failed: {type(error).__name__}: {error}") from error
+        return reduce(Demand.most, found) if found else plain
 
     def _prepare_value(self, name: str, inputs: tuple[object, ...]) -> object:
         node = self._graph.nodes[name]
@@ -209,6 +227,15 @@ def _capacity(graph: Graph, bounds: Bounds, host_threads: int) -> Capacity:
         min(each.samples for each in given),
         min(each.batches for each in given),
     )
+
+
+def _cost(graph: Graph) -> Cost | None:
+    """Of all models together; None where one of them was not measured."""
+    models = [node.cost for node in graph.nodes.values() if node.is_model]
+    measured = tuple(cost for cost in models if cost is not None)
+    if not measured or len(measured) < len(models):
+        return None
+    return measured[0] if len(measured) == 1 else CostSum(measured)
 
 
 def _model(graph: Graph) -> Model | None:

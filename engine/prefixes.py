@@ -132,6 +132,17 @@ class Prefixes:
             splits = self._within(splits)
         return pack_split(requests, splits, self.constant), [each.saved for each in splits]
 
+    def count(self, samples: Sequence[Ids]) -> tuple[int, int]:
+        """Tokens that are computed for one request, and segments they are in, where a batch has room for all
+        of its prefixes."""
+        num_tokens = sum(map(len, samples))
+        if self.rules is None:
+            return num_tokens, len(samples)
+        constant = self.constant.ids if self.constant is not None else ()
+        found = split(samples, constant, self.rules)
+        saved = found.saved
+        return num_tokens - saved.constant - saved.request, len(samples) + bool(found.shared)
+
     def _within(self, splits: list[Split]) -> list[Split]:
         if self.most_segments is None:
             return splits

@@ -1,16 +1,19 @@
 """The queue of prepared requests and the batches that are formed from it.
 
 Pure data, no I/O; used by the event loop's thread alone. Order is (priority, arrival). A batch takes whole
-requests while they fit the budgets; the first that does not fit stays at the head and opens the next batch,
-so nothing starves. Times are integer milliseconds of whatever clock the caller uses.
+requests from the head while they fit the budget, or fewer of them where a choice says so; the first that does
+not come along stays at the head and opens the next batch, so nothing starves. Times are integer milliseconds
+of whatever clock the caller uses.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+from engine.demand import NOTHING, Demand, total
 
 
 class Waiting(Protocol):
@@ -21,30 +24,16 @@ class Waiting(Protocol):
     @property
     def priority(self) -> int: ...
     @property
-    def num_tokens(self) -> int: ...
-    @property
-    def num_samples(self) -> int: ...
+    def demand(self) -> Demand: ...
     @property
     def expires_ms(self) -> int | None: ...
 
 
-@dataclass(frozen=True)
-class Budget:
-    """The most that one batch may hold."""
-
-    tokens: int
-    samples: int
-
-
-@dataclass(frozen=True)
-class Ahead:
-    """Work that runs before a request of some priority would."""
-
-    tokens: int
-    samples: int
-
-
 T = TypeVar("T", bound=Waiting)
+Choose: TypeAlias = Callable[[Sequence[T], int], int]
+"""Requests in order, how many of the first fit one batch -> how many to take, at least 1."""
+
+LOOKAHEAD = 64  # requests behind a batch that a choice hears of
 
 
 class RequestQueue(Generic[T]):
@@ -54,15 +43,10 @@ class RequestQueue(Generic[T]):
         self._live: dict[int, T] = {}  # by arrival; the heaps may still name requests that left
         self._order: list[tuple[int, int]] = []  # (priority, arrival)
         self._expiry: list[tuple[int, int]] = []  # (expires_ms, arrival)
-        self._tokens: Counter[int] = Counter()  # by priority
-        self._samples: Counter[int] = Counter()
+        self._demand: defaultdict[int, Demand] = defaultdict(lambda: NOTHING)  # by priority
 
     def __len__(self) -> int:
         return len(self._live)
-
-    @property
-    def num_tokens(self) -> int:
-        return self._tokens.total()
 
     def push(self, item: T) -> None:
         assert item.arrival not in self._live, f"arrival {item.arrival} is queued already"
@@ -70,21 +54,20 @@ class RequestQueue(Generic[T]):
         heapq.heappush(self._order, (item.priority, item.arrival))
         if item.expires_ms is not None:
             heapq.heappush(self._expiry, (item.expires_ms, item.arrival))
-        self._tokens[item.priority] += item.num_tokens
-        self._samples[item.priority] += item.num_samples
+        self._demand[item.priority] += item.demand
 
-    def form(self, budget: Budget) -> list[T]:
-        """The next batch in order, empty when nothing waits. A request over the budget goes alone."""
-        batch: list[T] = []
-        tokens = samples = 0
-        while (head := self._head()) is not None:
-            tokens += head.num_tokens
-            samples += head.num_samples
-            if batch and (tokens > budget.tokens or samples > budget.samples):
-                break
-            batch.append(head)
-            self._leave(head)
-        return batch
+    def form(self, budget: Demand, choose: Choose[T] | None = None) -> list[T]:
+        """The next batch in order, empty when nothing waits. A request over the budget (of tokens and
+        samples) goes alone. `choose` is asked where there is a choice and a deadline."""
+        asking = choose is not None and self.next_expiry() is not None
+        seen, most = self._pop_next(budget, LOOKAHEAD if asking else 0)
+        count = choose(seen, most) if choose is not None and asking and most > 1 else most
+        assert bool(seen) <= count <= most, f"{count} requests of {most} that fit"
+        for item in seen[count:]:
+            heapq.heappush(self._order, (item.priority, item.arrival))
+        for item in seen[:count]:
+            self._leave(item)
+        return seen[:count]
 
     def expired(self, now_ms: int) -> list[T]:
         """Take out what has expired by now."""
@@ -101,10 +84,9 @@ class RequestQueue(Generic[T]):
             heapq.heappop(self._expiry)
         return self._expiry[0][0] if self._expiry else None
 
-    def ahead_of(self, priority: int) -> Ahead:
+    def ahead_of(self, priority: int) -> Demand:
         """What waits at this priority or a sooner one."""
-        sooner = [each for each in self._tokens if each <= priority]
-        return Ahead(sum(self._tokens[each] for each in sooner), sum(self._samples[each] for each in sooner))
+        return total(demand for each, demand in self._demand.items() if each <= priority)
 
     def drain(self) -> list[T]:
         """Take out everything, in order of arrival."""
@@ -112,12 +94,23 @@ class RequestQueue(Generic[T]):
         self.__init__()  # type: ignore[misc]
         return items
 
-    def _head(self) -> T | None:
-        while self._order and self._order[0][1] not in self._live:
-            heapq.heappop(self._order)
-        return self._live[self._order[0][1]] if self._order else None
+    def _pop_next(self, budget: Demand, behind: int) -> tuple[list[T], int]:
+        """Out of the heap, still live, in order: all that fit a batch and some behind; and how many fit."""
+        seen: dict[int, T] = {}  # one that left and came back has two entries in the heap
+        demand, most = NOTHING, 0
+        while self._order:
+            arrival = heapq.heappop(self._order)[1]
+            if arrival not in self._live or arrival in seen:
+                continue
+            item = seen[arrival] = self._live[arrival]
+            demand += item.demand
+            fits = demand.tokens <= budget.tokens and demand.samples <= budget.samples
+            if most == len(seen) - 1 and (fits or not most):
+                most += 1
+            elif most < 2 or len(seen) - most > behind:
+                break
+        return list(seen.values()), most
 
     def _leave(self, item: T) -> None:
         del self._live[item.arrival]
-        self._tokens[item.priority] -= item.num_tokens
-        self._samples[item.priority] -= item.num_samples
+        self._demand[item.priority] -= item.demand

@@ -1,14 +1,14 @@
 """How long a pipeline will need for what waits: a straight line through the batches seen lately.
 
-ms = base + per_token * tokens, fitted by least squares whose weights fade, so that it follows a change of
-load. Pure arithmetic in milliseconds; written by the event loop's thread alone.
+ms = base + per_token * tokens (those of decode steps too), fitted by least squares whose weights fade, so
+that it follows a change of load. Pure arithmetic in milliseconds; written by the event loop's thread alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from worker.batching import Ahead, Budget
+from engine.demand import Demand
 
 FADE = 0.95  # weight of a batch against the next one: about the last twenty count
 
@@ -41,12 +41,12 @@ class ServiceTime:
         self._xy = self._xy * FADE + tokens * milliseconds
         self._line = self._fit()
 
-    def wait_ms(self, ahead: Ahead, budget: Budget, slots: int) -> float | None:
+    def wait_ms(self, ahead: Demand, budget: Demand, slots: int) -> float | None:
         """Until all of `ahead` is through, `slots` batches at a time; None without data."""
         if self._line is None:
             return None
-        batches = max(-(-ahead.tokens // budget.tokens), -(-ahead.samples // budget.samples), 1)
-        work = batches * self._line.base_ms + ahead.tokens * self._line.per_token_ms
+        batches = num_batches(ahead, budget)
+        work = batches * self._line.base_ms + ahead.work * self._line.per_token_ms
         return max(work / slots, work / batches)
 
     def _fit(self) -> Line:
@@ -58,3 +58,8 @@ class ServiceTime:
             return Line(self._y / self._weight, 0.0)
         base = (self._y - slope * self._x) / self._weight
         return Line(base, slope) if base >= 0 else Line(0.0, self._xy / self._xx)
+
+
+def num_batches(waiting: Demand, budget: Demand) -> int:
+    """In how many it fits, at least; each holds as much as `budget`."""
+    return max(-(-waiting.tokens // budget.tokens), -(-waiting.samples // budget.samples), 1)

@@ -17,12 +17,12 @@ from typing import Any
 import structlog
 
 from engine.answers import Answer, Failure, Result
+from engine.demand import NOTHING, Demand, total
 from engine.pipeline import Pipeline
 from schemas.deadlines import CANCELLED
 from schemas.messages import ErrorCode
-from worker.batching import Ahead, Budget
 from worker.deadlines import Deadline, effective
-from worker.estimate import ServiceTime
+from worker.forecast import Forecast, Running
 from worker.metrics import PipelineMetrics
 from worker.records import Verdict, Work
 from worker.redis_deadlines import DeadlineStore
@@ -72,12 +72,12 @@ class Execution:
         self._metrics = metrics
         self._rules = rules
         self._exits = exits
-        self._budget = Budget(pipeline.capacity.tokens, pipeline.capacity.samples)
+        self._budget = Demand(pipeline.capacity.tokens, pipeline.capacity.samples)
         self._slots = pipeline.capacity.batches
         self._second_look = SecondLook(store, self._revive, self.finish)
         self._room = WaitingRoom(self._budget, self._clock, self._second_look.take, metrics.queue)
-        self._service = ServiceTime()
-        self._running: dict[asyncio.Task[None], Ahead] = {}
+        self._forecast = Forecast(self._budget, self._slots, pipeline.cost)
+        self._running: set[asyncio.Task[None]] = set()
         self._settling: set[asyncio.Task[None]] = set()
         self._held = False
         self._abandoned = False
@@ -131,10 +131,7 @@ class Execution:
         remaining_ms = work.deadline.remaining_ms(self._clock.now_ms())
         if remaining_ms is None or not self._rules.overload_factor or len(self._running) < self._slots:
             return None
-        ahead = [self._room.ahead_of(work.priority), *self._running.values()]
-        tokens = sum(each.tokens for each in ahead) + work.num_tokens
-        samples = sum(each.samples for each in ahead) + work.num_samples
-        wait_ms = self._service.wait_ms(Ahead(tokens, samples), self._budget, self._slots)
+        wait_ms = self._forecast.wait_ms(self._room.ahead_of(work.priority) + work.demand, _now_ms())
         if wait_ms is None or wait_ms * self._rules.overload_factor <= remaining_ms:
             return None
         message = f"about {wait_ms:.0f} ms of work ahead, {remaining_ms} ms left to the deadline"
@@ -142,32 +139,48 @@ class Execution:
 
     def _fill(self) -> None:
         """Start batches while slots are free."""
-        while not self._held and len(self._running) < self._slots and (batch := self._room.form()):
+        while (
+            not self._held and len(self._running) < self._slots and (batch := self._room.form(self._choose))
+        ):
             self._busy.begin(len(batch))
-            task = asyncio.create_task(self._run(batch))
-            tokens = sum(work.num_tokens for work in batch)
-            self._running[task] = Ahead(tokens, sum(work.num_samples for work in batch))
+            running = self._forecast.begin(total(work.demand for work in batch), _now_ms())
+            task = asyncio.create_task(self._run(batch, running))
+            self._running.add(task)
             task.add_done_callback(self._batch_done)
 
+    def _choose(self, waiting: Sequence[Work], most: int) -> int:
+        """How many of the first `most`, which fit a batch."""
+        count = self._forecast.choose(waiting, most, self._clock.now_ms(), _now_ms())
+        self._metrics.batches_cut.inc(count < most)
+        return count
+
     def _batch_done(self, task: asyncio.Task[None]) -> None:
-        del self._running[task]
+        self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a batch was lost to a bug", exc_info=error)
             self._exits.on_bug(f"a batch was lost: {error!r}")
         self._fill()
 
-    async def _run(self, batch: list[Work]) -> None:
+    async def _run(self, batch: list[Work], running: Running) -> None:
+        ran = NOTHING
+        try:
+            ran = await self._check_and_run(batch)
+        finally:
+            self._forecast.end(running, _now_ms(), ran)
+
+    async def _check_and_run(self, batch: list[Work]) -> Demand:
+        """What of it was computed."""
         formed_s = time.perf_counter()
         wanted = await self._check(batch)
         launched_s = time.perf_counter()
         self._metrics.stage["lookup"].observe(launched_s - formed_s)
         if not wanted:
-            return
+            return NOTHING
         for work in wanted:
             work.launched_s = launched_s
             self._metrics.stage["queue"].observe(launched_s - work.received_s - work.tokenize_s)
         results = await self._submit(wanted)
-        self._learn(wanted, results, time.perf_counter() - launched_s)
+        self._count(wanted, time.perf_counter() - launched_s)
         now_ms = self._clock.now_ms()
         for work, result in zip(wanted, results, strict=True):
             work.model_runs = result.model_runs
@@ -181,6 +194,8 @@ class Execution:
                 self._exits.release(work)
             else:
                 self._end(work, verdict)
+        answered = any(isinstance(result, Answer) for result in results)
+        return total(work.demand for work in wanted) if answered else NOTHING
 
     async def _check(self, batch: list[Work]) -> list[Work]:
         """Ask Redis once for the whole batch; settle what is cancelled or over."""
@@ -216,15 +231,17 @@ class Execution:
     def _wanted(self, deadline: Deadline) -> Callable[[], bool]:
         return lambda: not (self._abandoned or deadline.expired(self._clock.now_ms()))
 
-    def _learn(self, batch: list[Work], results: Sequence[Result], took_s: float) -> None:
-        tokens = sum(work.num_tokens for work in batch)
+    def _count(self, batch: list[Work], took_s: float) -> None:
         self._metrics.stage["execute"].observe(took_s)
         self._metrics.batches.inc()
-        self._metrics.batch_tokens.observe(tokens)
-        if any(isinstance(result, Answer) for result in results):
-            self._service.observe(tokens, took_s * 1000)
+        self._metrics.batch_tokens.observe(sum(work.num_tokens for work in batch))
 
     def _end(self, work: Work, verdict: Verdict) -> None:
         task = asyncio.create_task(self._exits.settle(work, verdict))
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
+
+
+def _now_ms() -> float:
+    """Of the forecast's clock."""
+    return time.perf_counter() * 1e3

@@ -37,6 +37,7 @@ class WorkerMetrics:
             "prefix_tokens", "Tokens of prompts that prefixes spared the model, by their kind", "kind"
         )
         self.batches = self._counter("batches", "Batches handed to the engine")
+        self.batches_cut = self._counter("batches_cut", "Batches kept smaller for the sake of deadlines")
         self.rebalances = self._counter("rebalances", "Assignments received")
         self.commits = self._counter("commits", "Offset commits", "result")
         self.poll_errors = self._counter("poll_errors", "Reads that failed", "error")
@@ -88,6 +89,7 @@ class PipelineMetrics:
             each: metrics.prefix_tokens.labels(pipeline, each) for each in ("constant", "request")
         }
         self.batches = metrics.batches.labels(pipeline)
+        self.batches_cut = metrics.batches_cut.labels(pipeline)
         self.queue = metrics.queue.labels(pipeline)
         self.inflight = metrics.inflight.labels(pipeline)
         self.inflight_bytes = metrics.inflight_bytes.labels(pipeline)

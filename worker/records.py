@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from aiokafka import ConsumerRecord
 
 from engine.answers import Prepared
+from engine.demand import NOTHING, Demand
 from schemas.headers import Header
 from schemas.messages import ErrorInfo, Outcome, Request
 from worker.deadlines import Deadline
@@ -73,6 +74,11 @@ class Work:
     @property
     def num_samples(self) -> int:
         return self.prepared.num_samples if self.prepared is not None else 0
+
+    @property
+    def demand(self) -> Demand:
+        """What it takes of a batch."""
+        return self.prepared.demand if self.prepared is not None else NOTHING
 
     @property
     def expires_ms(self) -> int | None:

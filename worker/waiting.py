@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from prometheus_client import Gauge
 
-from worker.batching import Ahead, Budget, RequestQueue
+from engine.demand import Demand
+from worker.batching import Choose, RequestQueue
 from worker.deadlines import Clock
 from worker.records import Verdict, Work
 from worker.verdicts import expiry
@@ -22,7 +23,7 @@ class WaitingRoom:
     """Prepared requests of one pipeline. `on_expired` gets those whose time is over."""
 
     def __init__(
-        self, budget: Budget, clock: Clock, on_expired: Callable[[Work, Verdict], None], size: Gauge
+        self, budget: Demand, clock: Clock, on_expired: Callable[[Work, Verdict], None], size: Gauge
     ) -> None:
         self._budget = budget
         self._clock = clock
@@ -39,14 +40,15 @@ class WaitingRoom:
         self._queue.push(work)
         self._plan()
 
-    def form(self) -> list[Work]:
-        """The next batch, nothing expired in it; empty when nothing waits."""
+    def form(self, choose: Choose[Work] | None = None) -> list[Work]:
+        """The next batch, nothing expired in it; empty when nothing waits. `choose`: how many, where fewer
+        than fit may do better."""
         self._expire()
-        batch = self._queue.form(self._budget)
+        batch = self._queue.form(self._budget, choose)
         self._size.set(len(self._queue))
         return batch
 
-    def ahead_of(self, priority: int) -> Ahead:
+    def ahead_of(self, priority: int) -> Demand:
         return self._queue.ahead_of(priority)
 
     def drain(self) -> list[Work]:

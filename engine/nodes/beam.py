@@ -19,6 +19,7 @@ from engine.beam.frontier import Frontier
 from engine.beam.items import ItemRules
 from engine.beam.legal import LegalProvider, LegalSet, LegalTensors
 from engine.beam.search import SearchPlan
+from engine.demand import Demand
 from engine.errors import ConfigError, InputError, NodeError
 from engine.graph import Capacity, Model, Node, NodeContext
 from engine.nodes.tokens_of_model import TokenCheck
@@ -114,6 +115,11 @@ class Beam(Node):
                 results[index] = self._value(found, range(start, stop), legal, asked[index].top_n)
                 start = stop
         return results
+
+    def demand(self, inputs: tuple[Any, ...]) -> Demand:
+        (tokens,) = inputs
+        rows = len(tokens.ids) * self._asked(tokens.options).width * self._plan.steps
+        return Demand(tokens.num_tokens, len(tokens.ids), rows)
 
     def counters(self) -> Mapping[str, int]:
         return {} if self._catalogue is None else self._catalogue.counters()

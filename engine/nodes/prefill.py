@@ -14,6 +14,7 @@ import torch
 from pydantic import ConfigDict
 from torch import Tensor
 
+from engine.demand import Demand
 from engine.errors import ConfigError, NodeError
 from engine.graph import Capacity, Counted, Model, Node, NodeContext
 from engine.heads.embedding import EmbeddingHead
@@ -77,6 +78,8 @@ class Prefill(Node):
         built = opened.artifact.bounds
         # One more than lanes: a lane finds its next batch ready instead of waiting for encoder and worker.
         self.capacity = Capacity(built.tokens, built.samples, opened.lanes.num_lanes + 1)
+        self.cost = opened.lanes.cost
+        self._has_room = opened.lanes.most_segments >= built.segments  # for prefixes beside all samples
 
     def run(self, requests: Sequence[tuple[Any, ...]]) -> Sequence[object]:
         results: list[object] = [self._check(tokens) for (tokens,) in requests]
@@ -92,6 +95,11 @@ class Prefill(Node):
                 results[index] = Counted(value, spared) if spared != NOTHING_SAVED else value
                 start = stop
         return results
+
+    def demand(self, inputs: tuple[Any, ...]) -> Demand:
+        samples = inputs[0].ids
+        num_tokens, num_segments = self._prefixes.count(samples)
+        return Demand(num_tokens, len(samples) if self._has_room else num_segments)
 
     def _value(self, columns: tuple[Tensor, ...]) -> object:
         for column in columns:

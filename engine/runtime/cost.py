@@ -9,8 +9,25 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from engine.runtime.buckets import Buckets
+
+
+class Cost(Protocol):
+    """What a batch of so many computed tokens takes on a device that has nothing else to do, milliseconds."""
+
+    def predict_ms(self, num_tokens: int) -> float: ...
+
+
+@dataclass(frozen=True)
+class CostSum:
+    """Models that each get every batch, on one device."""
+
+    models: tuple[Cost, ...]
+
+    def predict_ms(self, num_tokens: int) -> float:
+        return sum(model.predict_ms(num_tokens) for model in self.models)
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,15 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from engine.demand import Demand
 from engine.errors import ConfigError, InputError, NodeError
 from engine.graph import Capacity, Counted, Node, NodeContext, Stage
 from engine.options import Options
+from engine.packed import BatchBounds
 from engine.pipeline import Answer, ArtifactStore, Dropped, Failure, Pipeline, PipelineConfig
 from engine.prefixes import Saved
+from engine.runtime.buckets import make_buckets
+from engine.runtime.cost import CostModel
 from engine.values import Rows, Samples, Scores, Tokens
 
 BOUNDS = {"samples": 4, "tokens_per_sample": 8, "tokens_per_request": 16}
@@ -151,6 +155,55 @@ def test_prepare_counts_what_batching_budgets_by(pipeline: Pipeline, sample: Any
     assert (prepared.num_samples, prepared.num_tokens) == (2, 3)
     assert set(prepared.values) == {"words"}
     assert pipeline.capacity == Capacity(tokens=64, samples=16, batches=2)
+
+
+class Hungry(Total):
+    """Takes five tokens, a place and 100 rows of decode steps more than its samples; its cost is known."""
+
+    cost = CostModel(make_buckets(BatchBounds(16, 64, 64)), ((64, 2.0),))
+
+    def demand(self, inputs: tuple[Any, ...]) -> Demand:
+        (tokens,) = inputs
+        return Demand(tokens.num_tokens + 5, len(tokens.ids) + 1, rows=100)
+
+
+def test_a_model_says_what_a_request_takes_and_what_batches_cost(
+    no_artifacts: ArtifactStore, sample: Any
+) -> None:
+    plain = {"kind": f"{ME}:Total", "inputs": ["words"]}
+    hungry = plain | {"kind": f"{ME}:Hungry"}
+    nodes = ONE | {"total": hungry}
+    with Pipeline.open(config(**nodes), no_artifacts) as pipeline:
+        one, other = (pipeline.prepare([sample("a bb")] * 2) for _ in range(2))
+        assert one.num_tokens == 4
+        assert one.demand == Demand(9, 3, rows=100)
+        assert pipeline.cost is not None
+        assert pipeline.cost.predict_ms(9) == 2.0
+        assert len(pipeline.submit([one, other]).result(20)) == 2
+        wide = pipeline.prepare([sample("a " * 8)] * 2)
+        with pytest.raises(ValueError, match="batch of 4 requests, 84 tokens, 12 samples"):
+            pipeline.submit([wide] * 4)  # of 21 tokens each
+        assert len(pipeline.submit([wide]).result(20)) == 1
+    both = ONE | {"other": hungry, "rows": {"kind": f"{ME}:Collect", "inputs": ["total", "other"]}}
+    with Pipeline.open(config(**both), no_artifacts) as pipeline:
+        assert pipeline.prepare([sample("a bb")]).demand == Demand(7, 2, rows=100)
+        assert pipeline.cost is None  # of one of the two nothing is known
+    both["total"] = hungry
+    with Pipeline.open(config(**both), no_artifacts) as pipeline:
+        assert pipeline.cost is not None
+        assert pipeline.cost.predict_ms(9) == 4.0
+
+
+def test_a_demand_that_fails_is_the_node_s_fault(no_artifacts: ArtifactStore, sample: Any) -> None:
+    nodes = ONE | {"total": {"kind": f"{ME}:Confused", "inputs": ["words"]}}
+    opened = Pipeline.open(config(**nodes), no_artifacts)
+    with opened as pipeline, pytest.raises(NodeError, match="node 'total' failed: KeyError"):
+        pipeline.prepare([sample("a")])
+
+
+class Confused(Total):
+    def demand(self, inputs: tuple[Any, ...]) -> Demand:
+        raise KeyError("tokens")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.demand import Demand
 from engine.pipeline import Answer, ArtifactStore, Pipeline, PipelineConfig
 from engine.prefixes import Saved
 
@@ -53,6 +54,9 @@ def test_same_rows_fewer_tokens(store: ArtifactStore, sample: Any) -> None:
         ]
         assert counts[0] == counts[1]  # whole prompts, whatever is computed
         with_prefixes, without = answers(sharing, requests), answers(plain, requests)
+    for prepared, answer in zip(map(sharing.prepare, requests), with_prefixes, strict=True):
+        saved = answer.saved.constant + answer.saved.request
+        assert prepared.demand == Demand(prepared.num_tokens - saved, prepared.num_samples)
     for one, other in zip(with_prefixes, without, strict=True):
         for left, right in zip(one.rows, other.rows, strict=True):
             assert left["label"] == right["label"]

@@ -54,6 +54,9 @@ def test_every_sample_is_whole(requests: list[list[Ids]], constant: Ids, rules: 
     assert packed.max_seqlen == max(map(len, samples))
     spared = sum(each.constant + each.request for each in saved)
     assert packed.num_tokens + spared == sum(map(len, samples))
+    counted = [Prefixes(constant_prefix(constant), rules).count(request) for request in requests]
+    assert packed.num_tokens == sum(tokens for tokens, _ in counted)
+    assert packed.num_segments == sum(segments for _, segments in counted)
     assert int(packed.cu_seqlens[packed.num_segments]) == packed.num_tokens
     assert (packed.cu_seqlens.diff() > 0).all()
 
@@ -65,6 +68,11 @@ def test_without_rules_nothing_is_shared(requests: list[list[Ids]]) -> None:
     assert packed.constant is None
     assert set(saved) == {Saved()}
     assert packed.num_tokens == sum(len(sample) for request in requests for sample in request)
+    for request in requests:
+        assert Prefixes(constant_prefix((0, 1, 2)), None).count(request) == (
+            sum(map(len, request)),
+            len(request),
+        )
 
 
 @pytest.mark.parametrize(

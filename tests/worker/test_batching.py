@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.batching import Ahead, Budget, RequestQueue
+from engine.demand import NOTHING, Demand
+from worker.batching import LOOKAHEAD, RequestQueue
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,10 @@ class Item:
     num_tokens: int = 1
     num_samples: int = 1
     expires_ms: int | None = None
+
+    @property
+    def demand(self) -> Demand:
+        return Demand(self.num_tokens, self.num_samples)
 
 
 ITEMS = st.lists(
@@ -38,13 +45,14 @@ def test_batches_keep_the_order_and_the_budgets_and_lose_nothing(
 ) -> None:
     queue = queue_of(items)
     served: list[Item] = []
-    while batch := queue.form(Budget(tokens, samples)):
+    while batch := queue.form(Demand(tokens, samples)):
         if len(batch) > 1:
             assert sum(each.num_tokens for each in batch) <= tokens
             assert sum(each.num_samples for each in batch) <= samples
         served += batch
     assert served == sorted(items, key=lambda each: (each.priority, each.arrival))
-    assert len(queue) == queue.num_tokens == 0
+    assert len(queue) == 0
+    assert queue.ahead_of(9) == NOTHING
     assert queue.next_expiry() is None
 
 
@@ -59,7 +67,7 @@ def test_expired_requests_leave_once_and_never_run(items: list[Item], now: int) 
     ends = [each.expires_ms for each in left if each.expires_ms is not None]
     assert queue.next_expiry() == (min(ends) if ends else None)
     ran: list[Item] = []
-    while batch := queue.form(Budget(100, 100)):
+    while batch := queue.form(Demand(100, 100)):
         ran += batch
     assert sorted(ran, key=lambda each: each.arrival) == left
     assert queue.expired(1_000) == []
@@ -70,18 +78,18 @@ def test_what_is_ahead_counts_sooner_priorities_only(items: list[Item], priority
     queue = queue_of(items)
     sooner = [each for each in items if each.priority <= priority]
     tokens, samples = sum(e.num_tokens for e in sooner), sum(e.num_samples for e in sooner)
-    assert queue.ahead_of(priority) == Ahead(tokens, samples)
+    assert queue.ahead_of(priority) == Demand(tokens, samples)
 
 
 def test_a_large_request_at_the_head_is_not_overtaken() -> None:
     queue = queue_of([Item(0, num_tokens=60), Item(1, num_tokens=90), Item(2, num_tokens=10)])
-    budget = Budget(100, 10)
+    budget = Demand(100, 10)
     assert [[each.arrival for each in queue.form(budget)] for _ in range(3)] == [[0], [1, 2], []]
 
 
 def test_a_request_over_the_budget_goes_alone_rather_than_blocking() -> None:
     queue = queue_of([Item(0, num_tokens=500), Item(1)])
-    assert [each.arrival for each in queue.form(Budget(100, 10))] == [0]
+    assert [each.arrival for each in queue.form(Demand(100, 10))] == [0]
 
 
 def test_draining_leaves_an_empty_queue_that_can_be_used_again() -> None:
@@ -89,4 +97,47 @@ def test_draining_leaves_an_empty_queue_that_can_be_used_again() -> None:
     assert [each.arrival for each in queue.drain()] == [0, 1]
     assert len(queue) == 0
     queue.push(Item(0))
-    assert queue.form(Budget(1, 1)) == [Item(0)]
+    assert queue.form(Demand(1, 1)) == [Item(0)]
+
+
+@given(ITEMS, st.integers(10, 100), st.integers(4, 16), st.data())
+def test_whatever_is_chosen_batches_keep_the_order_the_budgets_and_nothing_starves(
+    items: list[Item], tokens: int, samples: int, data: st.DataObject
+) -> None:
+    queue = queue_of(items)
+    ordered = sorted(items, key=lambda each: (each.priority, each.arrival))
+    served: list[Item] = []
+
+    def choose(seen: Sequence[Item], most: int) -> int:
+        assert list(seen) == ordered[len(served) : len(served) + len(seen)]
+        assert sum(each.num_tokens for each in seen[:most]) <= tokens
+        assert sum(each.num_samples for each in seen[:most]) <= samples
+        behind = len(ordered) - len(served) - most
+        assert len(seen) - most == min(behind, LOOKAHEAD + 1)
+        return data.draw(st.integers(1, most))
+
+    while batch := queue.form(Demand(tokens, samples), choose):
+        served += batch
+    assert served == ordered
+
+
+def test_without_a_deadline_or_a_choice_nobody_is_asked() -> None:
+    queue = queue_of([Item(0), Item(1)])
+    assert len(queue.form(Demand(10, 10), lambda *_: pytest.fail("asked"))) == 2
+    queue.push(Item(2, expires_ms=5))
+    assert len(queue.form(Demand(10, 10), lambda *_: pytest.fail("asked"))) == 1
+
+
+def test_one_that_left_and_came_back_is_served_once() -> None:
+    queue = queue_of([Item(0, expires_ms=5), Item(1, expires_ms=50)])
+    (gone,) = queue.expired(10)
+    queue.push(Item(gone.arrival, expires_ms=60))
+    seen: list[int] = []
+
+    def choose(items: Sequence[Item], most: int) -> int:
+        seen.extend(each.arrival for each in items)
+        return most
+
+    assert [each.arrival for each in queue.form(Demand(10, 10), choose)] == [0, 1]
+    assert seen == [0, 1]
+    assert queue.form(Demand(10, 10)) == []

@@ -186,11 +186,11 @@ async def test_load_without_hope_is_refused_only_behind_a_full_house(bench: Make
     found = bench()
     found.go()
     for number in range(3):  # what it learns: a batch takes 200 ms
-        found.execution._service.observe(1, 200.0)
+        found.execution._forecast._service.observe(1, 200.0)
         assert found.push(str(number), left_ms=60_000) is not None
         await found.until(lambda number=number: str(number) in found.settled)
     (found.folder / "release").unlink()
-    found.execution._service.observe(1, 200.0)
+    found.execution._forecast._service.observe(1, 200.0)
     alone = found.push("10 hold", left_ms=5_000)
     await found.until(lambda: 10 in found.ran())
     crowd = [found.push(str(number), left_ms=60_000) for number in range(20, 30)]
@@ -203,6 +203,35 @@ async def test_load_without_hope_is_refused_only_behind_a_full_house(bench: Make
     found.go()
     await found.until(lambda: all(name in found.settled for name in (alone, *crowd)))
     assert 11 not in found.ran()
+
+
+class HundredSecondsAToken:
+    def predict_ms(self, num_tokens: int) -> float:
+        return 100_000.0 * num_tokens
+
+
+class Measured(FixedCost):
+    """A model whose device was measured, on a very slow one."""
+
+    cost = HundredSecondsAToken()
+
+
+async def test_a_batch_is_cut_for_a_deadline_that_all_together_would_miss(bench: MakeBench) -> None:
+    found = bench(requests=4, model=f"{__name__}:Measured", overload_factor=0)
+    found.push("1 hold")
+    await found.until(lambda: found.ran() == [1])
+    found.push("2", left_ms=250_000)  # two fit its time, four would not
+    for number in range(3, 6):
+        found.push(str(number), left_ms=10_000_000)
+    batches: list[int] = []
+    submit = found.pipeline.submit
+    found.pipeline.submit = lambda batch: (batches.append(len(batch)), submit(batch))[1]  # type: ignore[method-assign]
+    found.go()
+    await found.until(lambda: len(found.settled) == 5)
+    assert found.ran() == [1, 2, 3, 4, 5]
+    assert batches == [2, 2]
+    labels = {"pipeline": "numbers"}
+    assert found.metrics.registry.get_sample_value("boundgen_batches_cut_total", labels) == 1
 
 
 async def test_a_pipeline_that_is_closed_fails_its_batch_alone(bench: MakeBench) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from engine.demand import NOTHING
 from engine.errors import InputError, NodeError
 from engine.pipeline import Answer, Failure, Pipeline, Prepared, Result
 from tools.bulk.relay import Stop
@@ -69,18 +70,17 @@ class EngineScorer:
     ) -> Iterator[list[Request]]:
         capacity = self._pipeline.capacity
         batch: list[Request] = []
-        tokens = samples = 0
+        taken = NOTHING
         for future in preparing:
             self._stop.check()
             for each in future.result():
                 if not isinstance(each, Request):
                     scoring.settle(*each)
                     continue
-                tokens += each.prepared.num_tokens
-                samples += each.prepared.num_samples
-                if batch and (tokens > capacity.tokens or samples > capacity.samples):
+                taken += each.prepared.demand
+                if batch and (taken.tokens > capacity.tokens or taken.samples > capacity.samples):
                     yield batch
-                    batch, tokens, samples = [], each.prepared.num_tokens, each.prepared.num_samples
+                    batch, taken = [], each.prepared.demand
                 batch.append(each)
         if batch:
             yield batch

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.bounds import Bounds
 from engine.build.plain_beams import PlainBeams, search_plainly
+from engine.demand import Demand
 from engine.errors import ConfigError, InputError, NodeError
 from engine.graph import NodeContext, Source
 from engine.nodes.beam import Beam
@@ -92,6 +93,12 @@ def test_requests_of_several_prompts_and_widths(make_beam: MakeBeam, reference: 
     check(other, 0, search_plainly(reference, PROMPTS[2], 10, 2))
     assert not bool(other.samples[0].finished.any())
     assert other.samples[0].leaves is None
+
+
+def test_a_request_takes_its_prompts_and_a_row_a_beam_and_step(make_beam: MakeBeam) -> None:
+    node, num_tokens = make_beam(), sum(map(len, PROMPTS[:2]))
+    assert node.demand((Tokens(PROMPTS[:2]),)) == Demand(num_tokens, 2, rows=2 * 10 * 2)
+    assert node.demand((Tokens(PROMPTS[:2], {"width": 3}),)) == Demand(num_tokens, 2, rows=2 * 3 * 2)
 
 
 def test_texts(make_beam: MakeBeam, store: ArtifactStore) -> None:
