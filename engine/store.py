@@ -68,6 +68,12 @@ class ArtifactStore:
                 self._beams[name] = opened.artifact.open_beams(opened.lanes)
             return self._beams[name]
 
+    @property
+    def opened(self) -> Mapping[str, LanePool]:
+        """The lanes of the artifacts that have been loaded, by name. Waits for no loading: who scrapes
+        metrics asks too."""
+        return {name: each.lanes for name, each in self._opened.copy().items()}
+
     def close(self) -> None:
         """End all lanes; idempotent. Close the pipelines first."""
         with self._lock:

@@ -36,6 +36,7 @@ from worker.assembly import (
 from worker.broker_check import BrokerCheck
 from worker.cluster import connection_options
 from worker.config import WorkerConfig
+from worker.engine_metrics import EngineMetrics, loading
 from worker.metrics import WorkerMetrics
 from worker.node_metrics import NodeMetrics
 from worker.probes import Probes
@@ -128,6 +129,7 @@ class Service:
         closing.callback(self._watchdog.stop)
         artifacts = open_artifacts(config.engine)
         closing.callback(artifacts.close)
+        self._metrics.registry.register(EngineMetrics(artifacts))
         pipelines = await self._load(artifacts, closing)
         await self._store.start()
         closing.push_async_callback(self._store.close)
@@ -175,6 +177,8 @@ class Service:
             pipelines.append(pipeline)
             log.info("pipeline loaded", pipeline=pipeline.name, capacity=str(pipeline.capacity))
         self._loading = False
+        for name, lanes in artifacts.opened.items():
+            log.info("artifact loaded", artifact=name, **loading(lanes.load_report))
         return pipelines
 
     def _fail(self, code: int) -> None:

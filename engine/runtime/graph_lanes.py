@@ -9,9 +9,7 @@ thread that waits for a lane has nothing else to do.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import TypeVar
@@ -27,25 +25,13 @@ from engine.runtime.cost import CostModel
 from engine.runtime.graph_lane import CONSTANT_ROWS, GraphLane, Head
 from engine.runtime.lanes import LanePool
 from engine.runtime.launches import LaunchReport, report
+from engine.runtime.load_report import LoadReport
 from engine.runtime.measuring import measure_cost, measure_sharing
 from engine.runtime.native import Runner
 from engine.runtime.sharing import SharedCost, choose_halves, sizes_to_share
 
 MEASURED_LENGTH = 150  # tokens a sample
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class LoadReport:
-    """What loading took: seconds, graphs of all lanes, and device bytes by what they hold. shared_tokens:
-    token sizes that have half-chip graphs, chosen from what `sharing` measured."""
-
-    seconds: float
-    graphs: int
-    weights_bytes: int
-    lane_bytes: tuple[int, ...]  # pools, buffers and graphs, lane by lane
-    shared_tokens: tuple[int, ...] = ()
-    sharing: tuple[SharedCost, ...] = ()
 
 
 class GraphLanePool(LanePool):
@@ -67,7 +53,7 @@ class GraphLanePool(LanePool):
     ) -> None:
         self._lanes: list[GraphLane] = []
         self._lane_bytes: list[int] = []
-        self.launching, self._seconds = Lock(), 0.0
+        self.launching = Lock()
         self._buckets = make_buckets(bounds)
         self._sharing: tuple[SharedCost, ...] = ()
         self._shared_tokens: tuple[int, ...] = ()
@@ -117,7 +103,7 @@ class GraphLanePool(LanePool):
         return LoadReport(
             self._seconds,
             sum(lane.num_graphs for lane in self._lanes),
-            sum(x.numel() * x.element_size() for x in self._weights.values()),
+            self._weights_bytes,
             tuple(self._lane_bytes),
             self._shared_tokens,
             self._sharing,
@@ -170,7 +156,7 @@ class GraphLanePool(LanePool):
             self._open_graphs()
 
     def _open_graphs(self) -> None:
-        started, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
+        free = torch.cuda.mem_get_info(self._device)[0]
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         hidden_size = self._weights["norm.weight"].shape[0]
         lane = GraphLane(
@@ -179,7 +165,6 @@ class GraphLanePool(LanePool):
         lane.capture()
         self._mine.graphs = lane
         self._lanes.append(lane)
-        self._seconds += time.monotonic() - started
         self._lane_bytes.append(free - torch.cuda.mem_get_info(self._device)[0])
 
     def _share(self) -> None:
@@ -199,17 +184,6 @@ class GraphLanePool(LanePool):
             self._lane_bytes[place] += free - torch.cuda.mem_get_info(self._device)[0]
 
         self.on_every_lane(lambda: self._alone(capture))
-
-    def _load(self, work: Callable[[], T]) -> T:
-        """A part of loading: its time counts, its failure ends the lanes."""
-        started = time.monotonic()
-        try:
-            result = work()
-        except BaseException:
-            self.close()
-            raise
-        self._seconds += time.monotonic() - started
-        return result
 
     def _measure(self, work: Callable[[], T]) -> T:
         """On a lane's thread, while no lane launches; the caller sees to it that none runs."""

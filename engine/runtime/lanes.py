@@ -7,21 +7,26 @@ waits for it before it returns: what comes back is on the CPU and owned by the c
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError, Lock, local
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from engine.packed import MIN_SAMPLES, NO_PREFIX, BatchBounds, PackedBatch, pack
 from engine.runtime.cost import CostModel
+from engine.runtime.launches import NO_LAUNCHES, LaunchReport
+from engine.runtime.load_report import LoadReport
 from engine.runtime.native import Runner, open_runner
 
 Head = Callable[[Tensor], tuple[Tensor, ...]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -64,11 +69,8 @@ class LanePool:
         self._no_prefixes = torch.tensor([NO_PREFIX] * MIN_SAMPLES, dtype=torch.int32)
         self._mine = local()
         self._gathering = Lock()
-        try:
-            self.on_every_lane(self._start)
-        except BaseException:
-            self.close()
-            raise
+        self._seconds = 0.0  # of loading
+        self._load(lambda: self.on_every_lane(self._start))
 
     @property
     def takes_prefixes(self) -> bool:
@@ -83,6 +85,19 @@ class LanePool:
     def fallbacks(self) -> int:
         """Launches since load that were not wholly captured; a pool without graphs has none to miss."""
         return 0
+
+    @property
+    def launch_report(self) -> LaunchReport:
+        """How long launches since load held the interpreter; only graphs are launched."""
+        return NO_LAUNCHES
+
+    @property
+    def load_report(self) -> LoadReport:
+        return LoadReport(self._seconds, 0, self._weights_bytes, ())
+
+    @property
+    def _weights_bytes(self) -> int:
+        return sum(x.numel() * x.element_size() for x in self._weights.values())
 
     @property
     def most_segments(self) -> int:
@@ -158,6 +173,17 @@ class LanePool:
     def close(self) -> None:
         """Finish what was submitted, then free the runners; idempotent."""
         self.executor.shutdown(wait=True)
+
+    def _load(self, work: Callable[[], T]) -> T:
+        """A part of loading: its time counts, its failure ends the lanes."""
+        started = time.monotonic()
+        try:
+            result = work()
+        except BaseException:
+            self.close()
+            raise
+        self._seconds += time.monotonic() - started
+        return result
 
     def _start(self) -> None:
         # Counts for this thread alone; torch also takes it as the default of threads that start later.

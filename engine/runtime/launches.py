@@ -19,6 +19,9 @@ class LaunchReport:
     python_max_ms: float
 
 
+NO_LAUNCHES = LaunchReport(0, 0.0, 0.0)
+
+
 class LaunchMeter:
     """Adds up one lane's launches."""
 

@@ -97,14 +97,20 @@ def test_pipelines_share_artifacts_and_outlive_each_other(
 
 def test_an_artifact_is_loaded_once_by_many_threads(tiny_causal: Any) -> None:
     store = ArtifactStore({"causal": tiny_causal.artifact})
+    assert store.opened == {}
     found: list[Any] = []
     threads = [threading.Thread(target=lambda: found.append(store.get("causal"))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=60)
+    (lanes,) = store.opened.values()
+    assert lanes.load_report.seconds > 0
+    assert lanes.load_report.weights_bytes > 1_000
+    assert (lanes.fallbacks, lanes.launch_report.launches, lanes.cost) == (0, 0, None)  # no graphs on a CPU
     store.close()
     store.close()
+    assert store.opened == {}
     assert len(found) == 4
     assert len({id(each) for each in found}) == 1
 
