@@ -1,14 +1,17 @@
 """How many waiting requests the next batch takes, by what they are predicted to take and their deadlines.
 
 A larger batch is done sooner than the same requests one after the other, but its first members wait for its
-last. So it takes all that fit, unless that costs more deadlines than fewer would: what is counted is who of
-the waiting requests would be answered in time, those that come after the batch too, sooner priorities before
-later ones. A deadline that no batch can meet counts nowhere. Pure; milliseconds of one clock.
+last. So it takes all that fit, unless fewer keep more deadlines: counted are those of all that wait, of whom
+comes after the batch too, sooner priorities before later ones. A deadline that no batch can meet counts
+nowhere. Since two batches take longer than one, a cut also costs those that are still to come: the more, the
+nearer what waits is to a full batch. Under load, where the head is always late, full batches answer most.
+Pure; milliseconds of one clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import add
 from typing import Protocol, TypeAlias
@@ -31,17 +34,27 @@ class Candidate(Protocol):
     def expires_ms(self) -> int | None: ...
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """How many deadlines are met, by priority, and when the last request is through."""
+
+    in_time: tuple[int, ...]
+    end_ms: float
+
+
 class Outlook:
     """Waiting requests in their order, the first `most` of which fit a batch; that batch would begin at
-    `start_ms`, and what comes after it is packed full, `most_demand` at most."""
+    `start_ms`, and what comes after it is packed full, within `budget`."""
 
     def __init__(
-        self, items: Sequence[Candidate], most: int, most_demand: Demand, start_ms: float, predict: Predict
+        self, items: Sequence[Candidate], most: int, budget: Demand, start_ms: float, predict: Predict
     ) -> None:
         assert 1 <= most <= len(items)
-        self._items, self._most_demand, self._start_ms, self._predict = items, most_demand, start_ms, predict
+        self._items, self._budget, self._start_ms, self._predict = items, budget, start_ms, predict
         self._totals = list(accumulate((item.demand for item in items), add))
-        self._ends_ms = [start_ms + predict(total) for total in self._totals[:most]]  # of 1, 2, ... requests
+        self._ends_ms = [
+            start_ms + predict(demand) for demand in self._totals[:most]
+        ]  # of 1, 2, ... requests
         self._priorities = sorted({item.priority for item in items})
 
     def choose(self) -> int:
@@ -51,11 +64,16 @@ class Outlook:
         tight = self._tight(useful)
         if not tight:
             return most
-        sizes = _spread(sorted({1, most, *tight}), MOST_TRIED)
-        return max(sizes, key=lambda size: (self.in_time(size), size))
+        full = best = self.after(most)
+        chosen = most
+        for size in reversed(_spread(sorted({1, *tight}), MOST_TRIED)):
+            found = self.after(size)
+            if found.in_time > best.in_time and self._gain(found, full) > 0:
+                chosen, best = size, found
+        return chosen
 
-    def in_time(self, size: int) -> tuple[int, ...]:
-        """How many deadlines are met after a batch of `size` and full ones for the rest, by priority."""
+    def after(self, size: int) -> Outcome:
+        """A batch of `size`, then full ones for the rest."""
         met = dict.fromkeys(self._priorities, 0)
         end_ms, first = self._ends_ms[size - 1], 0
         while first < len(self._items):
@@ -66,7 +84,19 @@ class Outlook:
             if first < len(self._items):
                 size, took_ms = self._next(first)
                 end_ms += took_ms
-        return tuple(met.values())
+        return Outcome(tuple(met.values()), end_ms)
+
+    def _gain(self, cut: Outcome, full: Outcome) -> float:
+        """Deadlines of the soonest priority for which it makes a difference, less those that are lost among
+        requests still to come: as many as full batches serve in the time that the cut takes longer, where as
+        much waits as fills one; fewer where less does."""
+        both = zip(cut.in_time, full.in_time, strict=True)
+        met = next(ours - theirs for ours, theirs in both if ours != theirs)
+        total, most = self._totals[-1], len(self._ends_ms)
+        load = max(total.tokens / self._budget.tokens, total.samples / self._budget.samples)
+        each_ms = (self._ends_ms[-1] - self._start_ms) / most
+        lost = min(1.0, load) * (cut.end_ms - full.end_ms) / each_ms if each_ms else 0.0
+        return met - lost
 
     def _useful(self) -> list[int]:
         """Sizes whose batch is done no later than its members one by one."""
@@ -93,7 +123,7 @@ class Outlook:
         end = first + 1
         while end < len(self._items):
             demand = self._totals[end] - before
-            if demand.tokens > self._most_demand.tokens or demand.samples > self._most_demand.samples:
+            if demand.tokens > self._budget.tokens or demand.samples > self._budget.samples:
                 break
             end += 1
         return end, self._predict(self._totals[end - 1] - before)

@@ -196,7 +196,8 @@ class GraphLanePool(LanePool):
 
     def _sample_batch(self, tokens: int) -> PackedBatch:
         """Random samples that fill a bucket of that size, of MEASURED_LENGTH where the bounds allow it."""
-        length = min(MEASURED_LENGTH, self._bounds.tokens_per_sample)
+        length = max(MEASURED_LENGTH, -(-tokens // self._bounds.samples))
+        length = min(length, self._bounds.tokens_per_sample)
         count = min(max(1, -(-tokens // length)), self._bounds.samples)
         ids = torch.randint(0, self._vocab_size, (min(tokens, count * length),))
         return pack([chunk.tolist() for chunk in ids.chunk(count)])

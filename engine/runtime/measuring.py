@@ -25,11 +25,11 @@ SHARING_MS = 30.0  # likewise, three ways a size
 
 def measure_cost(lane: GraphLane, buckets: Buckets, batch: MakeBatch) -> CostModel:
     """Sustained milliseconds by bucket, a dozen of them."""
-    points = []
+    points = {}
     for tokens in sizes_to_measure(buckets):
-        packed = batch(tokens)
-        points.append((tokens, _replay_ms((lane,), packed, COST_MS)))
-    return CostModel(buckets, tuple(points))
+        packed = batch(tokens)  # fewer tokens where the bounds' samples cannot have so many
+        points[buckets.choose(packed.num_tokens, 1).tokens] = _replay_ms((lane,), packed, COST_MS)
+    return CostModel(buckets, tuple(points.items()))
 
 
 def measure_sharing(lanes: Pair, buckets: Buckets, batch: MakeBatch) -> tuple[SharedCost, ...]:
@@ -37,6 +37,8 @@ def measure_sharing(lanes: Pair, buckets: Buckets, batch: MakeBatch) -> tuple[Sh
     measured = []
     for tokens in sizes_to_share(buckets):
         packed = batch(tokens)
+        if buckets.choose(packed.num_tokens, 1).tokens != tokens:
+            continue  # no batch is so large: the bounds' samples cannot have so many tokens
         alone = _replay_ms(lanes[:1], packed, SHARING_MS)
         together = _replay_ms(lanes, packed, SHARING_MS)
         halved = _replay_ms(lanes, packed, SHARING_MS, shared=True)

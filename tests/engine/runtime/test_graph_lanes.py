@@ -110,7 +110,8 @@ def test_what_loading_took_and_what_a_bucket_costs() -> None:
     assert report.graphs == 2 * len(pool.measure_cost().buckets.all())
     assert report.weights_bytes == 4 * 4 + 50 * 4 * 2
     assert len(report.lane_bytes) == 2
-    assert pool.measure_cost().predict_ms(200) > 0
+    assert pool.cost.predict_ms(200) > 0
+    assert pool.cost.points[-1][0] == 200
     assert pool.fallbacks == 0
     pool.close()
 
@@ -169,4 +170,18 @@ def test_prefixes_reach_the_graph_and_a_lane_holds_the_constant_it_ran_last() ->
         assert hidden[:, 0].tolist() == [1 + 20 + total, 2 + 20 + total, 5]
     plain = pool.executor.submit(pool.forward, pack([[3]])).result()
     assert plain[:, 0].tolist() == [3.0]
+    pool.close()
+
+
+@pytest.mark.usefixtures("acted_cuda")
+def test_costs_are_those_of_buckets_that_batches_can_fill() -> None:
+    pool = TablePool(
+        Path("none/model.pt2"), WEIGHTS, BatchBounds(2, 600, 200),
+        vocab_size=50, device=torch.device("cpu"), lanes=2,
+    )  # fmt: skip
+    pool.share()  # two samples of 200 tokens at most
+    assert pool.cost.points[0][0] == 64
+    assert pool.cost.points[-1][0] == pool.cost.buckets.choose(400, 2).tokens
+    assert max(each.tokens for each in pool.load_report.sharing) <= 416
+    assert pool.cost.predict_ms(600) > 0
     pool.close()
