@@ -106,6 +106,11 @@ class Artifact:
         return self.manifest.name
 
     @property
+    def has_narrow_head(self) -> bool:
+        """Whether a search multiplies the head in 8 bits."""
+        return self._narrow_head[0] is not None
+
+    @property
     def bounds(self) -> BatchBounds:
         return self.manifest.bounds
 

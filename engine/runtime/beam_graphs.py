@@ -7,7 +7,7 @@ is launched operation by operation, and counted. Items are searched in places of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -121,6 +121,21 @@ class GraphBeamLanes(BeamLanes):
                 if bucket is not None:
                     return SearchKey(plan, place, bucket)
         return None
+
+    def hold(
+        self,
+        packed: PackedBatch,
+        widths: Sequence[int],
+        plan: SearchPlan,
+        legal: LegalTensors | None = None,
+    ) -> Callable[[], None]:
+        """Fill this lane's buffers with one batch; what it returns enqueues its graph on the caller's current
+        stream, for timing while nothing else runs. ValueError where no graph holds it."""
+        key = self.key(packed, widths, plan, legal)
+        if key is None:
+            raise ValueError(f"{packed.num_samples} prompts, {packed.num_tokens} tokens: no graph holds them")
+        replay: Callable[[], None] = self.this_lane.hold(key, packed, widths).replay
+        return replay
 
     @property
     def this_lane(self) -> BeamGraphLane:

@@ -6,7 +6,7 @@ import json
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -14,6 +14,8 @@ from rich.console import Console
 
 from engine.packed import BatchBounds
 from tools.artifact_cache import Wanted, cached_artifact
+from tools.bench.beam_engine import BEAM_SHAPE, BeamSetup, bench_beams, make_setup
+from tools.bench.beam_run import BeamLoads
 from tools.bench.engine_compare import Setup, compare
 from tools.bench.load_chart import draw_results, read_result
 from tools.bench.prefix_engine import PrefixSetup, bench_prefixes
@@ -24,13 +26,17 @@ from tools.commands.build import Kernels, Precision
 from tools.commands.demo import BOUNDS
 from tools.commands.shape_options import (
     PANEL,
+    BeamSteps,
+    BeamWidth,
     Chart,
     Classes,
     InFlight,
+    Items,
     Lanes,
     Lengths,
     Mixes,
     Results,
+    Searching,
     Seconds,
     Shape,
     Sustained,
@@ -93,6 +99,10 @@ def engine(
     seconds: Seconds = ShapeSetup.seconds,
     sustained: Sustained = ShapeSetup.sustained,
     classes: Classes = True,
+    pipeline: Searching = None,
+    beam_width: BeamWidth = BeamLoads.width,
+    beam_steps: BeamSteps = BeamLoads.steps,
+    items: Items = BeamLoads.items,
     chart: Chart = None,
     results: Results = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON line.")] = False,
@@ -107,10 +117,18 @@ def engine(
             raise UserError("--from: without --chart there is nothing to do")
         draw_results([read_result(path) for path in results], chart)
         return
+    if pipeline is not None:
+        if pipeline != "beam":
+            raise UserError(f"--pipeline = {pipeline!r}: must be beam")
+        given = read_lists({"mixes": mixes, "in_flight": in_flight}) | {"lanes": lanes, "seconds": seconds}
+        given |= {"sustained": sustained, "classes": classes, "width": beam_width, "steps": beam_steps}
+        given |= {"shape": shape or BEAM_SHAPE, "precision": precision.value, "items": items}
+        _bench_beams(make_setup(given), as_json)
+        return
     if shape is not None:
         lists = {"tokens": tokens, "lengths": lengths, "mixes": mixes, "in_flight": in_flight}
         numbers = {"lanes": lanes, "seconds": seconds, "sustained": sustained, "classes": classes}
-        given: dict[str, Any] = read_lists(lists) | numbers
+        given = read_lists(lists) | numbers
         _bench_shape(ShapeSetup(shape, precision.value, kernels.value, **given), chart, as_json)
         return
     if device is Device.CUDA and not torch.cuda.is_available():
@@ -143,6 +161,14 @@ def engine(
     console.print(
         f"ratio: {ratio} times the samples/s of {peer.value}; {without} if its padding counted as work"
     )
+    if as_json:
+        typer.echo(json.dumps(found))
+
+
+def _bench_beams(setup: BeamSetup, as_json: bool) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    with Steps() as say:
+        found = bench_beams(setup, say, console.print)
     if as_json:
         typer.echo(json.dumps(found))
 

@@ -18,6 +18,17 @@ Shape = Annotated[
         "against the card's physics."
     ),
 ]
+BEAMS = "With --pipeline beam"
+Searching = Annotated[
+    str | None,
+    typer.Option(
+        "--pipeline",
+        help="beam: instead, searches of --shape on CUDA, short and long prompts, the whole vocabulary.",
+    ),
+]
+BeamWidth = Annotated[int, typer.Option(min=1, help="Beams a prompt.", rich_help_panel=BEAMS)]
+BeamSteps = Annotated[int, typer.Option(min=1, help="Decode steps.", rich_help_panel=BEAMS)]
+Items = Annotated[int, typer.Option(min=0, help="Legal sequences: what so many cost.", rich_help_panel=BEAMS)]
 Lanes = Annotated[int, typer.Option(min=1, help="Threads with graphs of their own.", rich_help_panel=PANEL)]
 TokenCounts = Annotated[
     str | None,
