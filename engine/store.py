@@ -74,6 +74,12 @@ class ArtifactStore:
         metrics asks too."""
         return {name: each.lanes for name, each in self._opened.copy().items()}
 
+    @property
+    def fallbacks(self) -> Mapping[str, int]:
+        """Of each such artifact: launches, searches among them, that were not wholly captured."""
+        searches = {name: beams.fallbacks for name, beams in self._beams.copy().items()}
+        return {name: lanes.fallbacks + searches.get(name, 0) for name, lanes in self.opened.items()}
+
     def close(self) -> None:
         """End all lanes; idempotent. Close the pipelines first."""
         with self._lock:

@@ -37,9 +37,10 @@ class EngineMetrics(Collector):
         held = GaugeMetricFamily(
             "boundgen_engine_bytes", "Memory taken at load, by what holds it", labels=("artifact", "holder")
         )
+        missed = self._artifacts.fallbacks
         for name, lanes in self._artifacts.opened.items():
             load, launch = lanes.load_report, lanes.launch_report
-            fallbacks.add_metric((name,), lanes.fallbacks)
+            fallbacks.add_metric((name,), missed.get(name, 0))
             launches.add_metric((name,), launch.launches)
             python.add_metric((name,), launch.launches * launch.python_mean_ms / 1e3)
             seconds.add_metric((name,), load.seconds)

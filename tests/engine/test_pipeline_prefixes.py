@@ -10,6 +10,7 @@ import pytest
 from engine.demand import Demand
 from engine.pipeline import Answer, ArtifactStore, Pipeline, PipelineConfig
 from engine.prefixes import Saved
+from engine.runtime.lanes import LanePool
 
 TEMPLATE = "<|im_start|>buy the wireless mouse with a silent click, yes or no?\n{query} for {title}<|im_end|>"
 BOUNDS = {"samples": 16, "tokens_per_sample": 128, "tokens_per_request": 1024}
@@ -67,3 +68,19 @@ def test_same_rows_fewer_tokens(store: ArtifactStore, sample: Any) -> None:
     assert with_prefixes[2].saved == Saved(constant)
     assert with_prefixes[1].saved.constant >= 5 * (constant - 1)
     assert with_prefixes[1].saved.request >= 4 * 8
+
+
+def test_where_prefixes_have_no_room_of_their_own_they_take_places(
+    store: ArtifactStore, sample: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As lanes of graphs: else a batch might share nothing and compute more than was counted."""
+    samples = [
+        sample(fields={"query": "a long battery for my laptop " * 2, "title": str(i)}) for i in range(5)
+    ]
+    with open_pipeline(store, "auto") as pipeline:
+        assert pipeline.prepare(samples).demand.samples == 5
+    built = store.get("tiny").artifact.bounds.samples
+    monkeypatch.setattr(LanePool, "most_segments", built)
+    with open_pipeline(store, "auto") as pipeline:
+        assert pipeline.prepare(samples).demand.samples == 6
+        assert pipeline.prepare(samples[:1]).demand.samples == 1

@@ -108,9 +108,10 @@ def test_an_artifact_is_loaded_once_by_many_threads(tiny_causal: Any) -> None:
     assert lanes.load_report.seconds > 0
     assert lanes.load_report.weights_bytes > 1_000
     assert (lanes.fallbacks, lanes.launch_report.launches, lanes.cost) == (0, 0, None)  # no graphs on a CPU
+    assert store.fallbacks == {"causal": 0}
     store.close()
     store.close()
-    assert store.opened == {}
+    assert store.opened == store.fallbacks == {}
     assert len(found) == 4
     assert len({id(each) for each in found}) == 1
 

@@ -19,7 +19,7 @@ GRAPHS = LoadReport(
 
 
 def test_lanes_appear_with_their_artifact_once_it_is_loaded() -> None:
-    artifacts: Any = SimpleNamespace(opened={})
+    artifacts: Any = SimpleNamespace(opened={}, fallbacks={})
     registry = CollectorRegistry()
     registry.register(EngineMetrics(artifacts))
 
@@ -28,8 +28,9 @@ def test_lanes_appear_with_their_artifact_once_it_is_loaded() -> None:
 
     assert read("fallbacks_total") is None
     artifacts.opened["qwen"] = SimpleNamespace(
-        load_report=GRAPHS, launch_report=LaunchReport(1_000, 0.05, 0.3), fallbacks=3
+        load_report=GRAPHS, launch_report=LaunchReport(1_000, 0.05, 0.3)
     )
+    artifacts.fallbacks["qwen"] = 3
     assert read("fallbacks_total") == 3
     assert read("launches_total") == 1_000
     assert read("launch_python_seconds_total") == pytest.approx(0.05)
