@@ -3,7 +3,7 @@
     out[r, h] = sum_s p[s] v[s, h'] / sum_s p[s]      p[s] = 2^((q[r, h] · k[s, h']) log2(e) / sqrt(D) - max)
 
 s runs over r's own keys (its new one, then those of its suffix by ancestor) and its prompt's; the contract is
-that of ops.beam_attention. A program takes TILE_BEAMS beams of one prompt with all query heads of one key
+that of ops.beam_attention. A program takes some beams of one prompt with all query heads of one key
 head: rows = beams x group, so a prompt is read once for all of them. The beams' own keys are a tile too,
 SLOTS of each beam side by side, under a mask that lets a row see its own beam's: on one H200 that beat
 gathering them row by row by 1.2 to 1.8 times. One running softmax goes through both.
@@ -13,6 +13,7 @@ request with 2,048 would gain, at the cost of a second kernel a layer for everyb
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +23,25 @@ from engine.ops import reference
 from engine.ops.portable.language import capability, cdiv, jit, next_power_of_2, register, tl
 
 HEAD_DIMS = (16, 32, 64, 128)  # what a tile of a tensor core and the registers allow
+
+
+class Tiles(NamedTuple):
+    """Of one program: how many beams; own keys of each, and keys of the prompt, at a time; how many tiles of
+    own keys are under way."""
+
+    beams: int
+    slots: int
+    keys: int
+    own_stages: int
+
+
+def choose_tiles(group: int, dim: int, arch: int) -> Tiles:
+    """What leaves no register spilled. A warpgroup of sm_90 multiplies 64 rows at once."""
+    narrow, hopper = dim <= 64, arch >= 90
+    own_keys = (64 if hopper else 32) if narrow else 16
+    rows = 64 if narrow or hopper else 32
+    beams = min(max(own_keys, 32), max(1, rows // next_power_of_2(group)))
+    return Tiles(beams, max(1, own_keys // beams), 64 if narrow else 32, 1)
 
 
 @jit
@@ -81,7 +101,7 @@ def _beam_attention(
     suffix_k_slot, suffix_k_stride, suffix_v_slot, suffix_v_stride,
     FACTOR: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, DIM: tl.constexpr,
     TILE_BEAMS: tl.constexpr, SLOTS: tl.constexpr, ALL_SLOTS: tl.constexpr, ALL_PADDED: tl.constexpr,
-    KEYS: tl.constexpr,
+    KEYS: tl.constexpr, OWN_STAGES: tl.constexpr,
 ):  # fmt: skip
     """Grid (kv heads, tiles of beams, prompts). Strides are of rows; a row's heads lie together."""
     kv_head = tl.program_id(0)
@@ -114,7 +134,7 @@ def _beam_attention(
     )  # fmt: skip
     if ALL_SLOTS >= SLOTS:
         used = tl.max(tl.max(tl.where(known >= 0, slot + 1, 0), 1), 0)
-        for tile in tl.range(1, used // SLOTS + 1, num_stages=1):
+        for tile in tl.range(1, used // SLOTS + 1, num_stages=OWN_STAGES):
             highest, total, weighted = _attend_to_own(
                 tile, queries, k + head, v + head, suffix_k + head, suffix_v + head, ancestors, first_row,
                 num_beams, num_rows, k_stride, v_stride, suffix_k_slot, suffix_k_stride, suffix_v_slot,
@@ -169,17 +189,14 @@ def _launch(
     prompts = cu_seqlens.shape[0] - 1
     beams = rows // prompts
     group = heads // kv_heads
-    # A warpgroup multiplies 64 rows at once; less of anything is where registers would spill.
-    narrow, hopper = dim <= 64, capability(q) >= 90
-    own_keys = (64 if hopper else 32) if narrow else 16
-    tile = min(max(own_keys, 32), max(1, (64 if narrow or hopper else 32) // next_power_of_2(group)))
-    wrap_triton(_beam_attention)[(kv_heads, cdiv(beams, tile), prompts)](
+    tiles = choose_tiles(group, dim, capability(q))
+    wrap_triton(_beam_attention)[(kv_heads, cdiv(beams, tiles.beams), prompts)](
         q, k, v, prompt_k, prompt_v, suffix_k, suffix_v, ancestors, cu_seqlens, out, beams, rows,
         q.stride(0), k.stride(0), v.stride(0), prompt_k.stride(0), prompt_v.stride(0),
         suffix_k.stride(0), suffix_k.stride(1), suffix_v.stride(0), suffix_v.stride(1),
         FACTOR=math.log2(math.e) / math.sqrt(dim), HEADS=heads, GROUP=group, PADDED=next_power_of_2(group),
-        DIM=dim, TILE_BEAMS=tile, SLOTS=max(1, own_keys // tile), ALL_SLOTS=slots,
-        ALL_PADDED=next_power_of_2(slots), KEYS=64 if narrow else 32, num_warps=4,
+        DIM=dim, TILE_BEAMS=tiles.beams, SLOTS=tiles.slots, ALL_SLOTS=slots,
+        ALL_PADDED=next_power_of_2(slots), KEYS=tiles.keys, OWN_STAGES=tiles.own_stages, num_warps=4,
     )  # fmt: skip
     return out
 
