@@ -27,6 +27,7 @@ from engine.ops.portable.language import cdiv, next_power_of_2, register
 _NEVER = -0x7F800001  # -inf, ordered
 _GROUPED = 16384  # maxima of groups that one program bisects
 _HELD = 4096  # keys of hot chunks that one program keeps in registers
+_READERS = 64  # programs a request that read chosen chunks
 Answer = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -126,10 +127,10 @@ def _launch(
         hot, counters, chosen, out_scores, out_parents, out_columns, capacity, count, limit,
         HELD=min(_HELD, next_power_of_2(capacity)), COUNT=next_power_of_2(count), num_warps=16,
     )  # fmt: skip
-    wrap_triton(candidates)[(requests, 64)](
+    wrap_triton(candidates)[(requests, _READERS)](
         logits, scale, norms, scores, shut, node, offset, token, hot, counters, chosen, found,
         columns, row_stride, first_token, beams, capacity, room,
-        CHUNK=CHUNK, CHUNKS=padded, EACH=8, PROGRAMS=64, SCALED=scales is not None, **flags, NEVER=_NEVER,
+        CHUNK=CHUNK, CHUNKS=padded, EACH=8, PROGRAMS=_READERS, SCALED=scales is not None, **flags, NEVER=_NEVER,
         num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
     wrap_triton(ranks)[(requests, cdiv(room, 64))](

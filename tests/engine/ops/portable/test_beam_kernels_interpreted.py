@@ -21,6 +21,7 @@ from engine.beam.legal import LegalTensors, find_edges, legal_logits
 from engine.ops.portable import beam_ancestors, beam_follow, beam_select
 torch.manual_seed(0)
 NEVER = float("-inf")
+beam_select._READERS = 3  # several turns each, and less to interpret
 for module in (beam_ancestors, beam_follow, beam_select):
     module.wrap_triton = lambda kernel: kernel
     module.kernels = module._launch.launch
@@ -68,7 +69,7 @@ for levels in (1, 3):
     scores[torch.rand(3, 7) < 0.2] = NEVER
     closed = torch.rand(3, 7) < 0.3
     check(logits, scores, 40, closed)
-    check(logits, scores, 400, closed)
+    check(logits, scores, 150, closed)
 """,
     "not finite, legal sequences, a long list of hot chunks": """
 logits, scores = torch.randn(5, 3, 300), torch.zeros(5, 3)
