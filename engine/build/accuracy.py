@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.build.cuda_package import serves_int8
 from engine.build.spec import BuildSpec, Calibration
 from engine.errors import ArtifactError, ConfigError
 from engine.models.checkpoint import Checkpoint
@@ -58,7 +59,10 @@ def study_accuracy(
     schemes: tuple[Scheme, ...] = ("e4m3_static", "e4m3_token", "int8")
     if spec.device == "cuda":  # what has kernels there
         schemes = ("e4m3_static",) if spec.scaling == "static" else ("e4m3_token",)
-        schemes = ("int8",) if spec.precision == "int8" else schemes
+        if spec.precision == "int8":
+            schemes = ("int8",)
+        elif spec.precision == "auto" and serves_int8(spec, checkpoint.architecture):
+            schemes = ("e4m3_static", "int8")
     study = run_study(model_of(checkpoint), texts, schemes, calibration.budget, progress)
     (folder / REPORT).write_text(study.to_json(), encoding="utf-8")
     (folder / CHART).write_text(study.draw(spec.name), encoding="utf-8")

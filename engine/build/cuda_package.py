@@ -29,10 +29,13 @@ from engine.models.cuda_decoder import CudaDecoder
 from engine.models.cuda_weights import UNROTATE, prepare_weights
 from engine.models.decoder import PackedDecoder, no_constant
 from engine.models.plan import HopperKernels, Plan, choose_plan, restrict_plan
+from engine.models.plan import Precision as PlanPrecision
 from engine.models.weights import EMBEDDING, LM_HEAD, NARROW_HEAD, NARROW_HEAD_SCALE
 from engine.packed import pack
 from engine.quant.laboratory import CALIBRATION_TOKENS
 from engine.quant.rotation import FINAL_NORM
+from engine.quant.schemes import Form
+from engine.quant.study import Study
 from engine.quant.texts import Text, spread
 
 Progress = Callable[[str], None]
@@ -44,35 +47,53 @@ def write_cuda_package(
     checkpoint: Checkpoint,
     folder: Path,
     progress: Progress,
-    chosen: Sequence[Mapping[str, str]] | None = None,
+    study: Study | None = None,
     texts: Sequence[Text] = (),
 ) -> Plan:
     """Plan for the device that is here, then write_planned_package; the plan goes to the manifest.
 
-    `chosen`: the scheme of each matrix of each layer, where measured accuracy decided it. `texts`: to
-    calibrate int8 on.
+    `study`: what "auto" chose, by measured accuracy. `texts`: to calibrate int8 on.
     """
-    major, minor = torch.cuda.get_device_capability(torch.device(spec.device))
-    plan, library = _choose(spec, precision, checkpoint.architecture, 10 * major + minor, progress)
-    if chosen is not None:
-        plan = restrict_plan(plan, chosen)
+    form: Form = "stream"
+    if precision == "auto":
+        assert study is not None
+        form = study.form if study.form != "plain" else form
+        precision = "fp8" if study.form == "plain" else "int8"
+    plan, library = _choose(spec, precision, checkpoint.architecture, _arch(spec), progress)
+    if study is not None and spec.precision == "auto":
+        plan = restrict_plan(plan, study.layers)
     if spec.beam is not None:
         plan = plan_beams(plan)
     if library is not None:
         shutil.copyfile(library, folder / library.name)
     for note in plan.notes:
         progress(f"plan: {note}")
-    return write_planned_package(spec, plan, checkpoint, folder, progress, texts)
+    return write_planned_package(spec, plan, checkpoint, folder, progress, texts, form)
+
+
+def serves_int8(spec: BuildSpec, architecture: Architecture) -> bool:
+    """Whether the device that is here would run int8 matrices of such layers, if it finds nvcc."""
+    if spec.beam is not None or spec.kernels == "portable":
+        return False
+    kernels = HopperKernels("to be compiled")
+    return choose_plan(
+        architecture, "int8", arch=_arch(spec), static=True, kernels=kernels, bounds=spec.bounds
+    ).rotated
+
+
+def _arch(spec: BuildSpec) -> int:
+    major, minor = torch.cuda.get_device_capability(torch.device(spec.device))
+    return 10 * major + minor
 
 
 def _choose(
-    spec: BuildSpec, precision: Precision, architecture: Architecture, arch: int, progress: Progress
+    spec: BuildSpec, precision: PlanPrecision, architecture: Architecture, arch: int, progress: Progress
 ) -> tuple[Plan, Path | None]:
     """The plan, and the library of kernels where it calls one; compiled only if some layer would."""
 
     def choose(kernels: HopperKernels) -> Plan:
         return choose_plan(
-            architecture, "fp8" if precision == "auto" else precision,
+            architecture, precision,
             arch=arch, static=spec.scaling == "static", kernels=kernels, bounds=spec.bounds,
         )  # fmt: skip
 
@@ -94,9 +115,10 @@ def write_planned_package(
     folder: Path,
     progress: Progress,
     texts: Sequence[Text] = (),
+    form: Form = "stream",
 ) -> Plan:
     """Replaces the weights in `folder` by prepared ones and writes the package; returns the plan with what
-    calibration decided.
+    calibration decided. `texts`, `form`: of a rotated plan.
 
     On a CPU the same package comes out, with the operations' oracles in it.
     """
@@ -106,7 +128,7 @@ def write_planned_package(
     if plan.rotated:
         if checkpoint.tied:  # the head keeps its own channels
             stored[LM_HEAD] = weights[EMBEDDING]
-        plan, prepared = _prepare_rotated(spec, plan, checkpoint, progress, texts)
+        plan, prepared = _prepare_rotated(spec, plan, checkpoint, progress, texts, form)
     else:
         prepared = _prepare(spec, plan, checkpoint, weights, progress)
     progress("exporting")
@@ -139,7 +161,7 @@ def _prepare(
 
 
 def _prepare_rotated(
-    spec: BuildSpec, plan: Plan, checkpoint: Checkpoint, progress: Progress, texts: Sequence[Text]
+    spec: BuildSpec, plan: Plan, checkpoint: Checkpoint, progress: Progress, texts: Sequence[Text], form: Form
 ) -> tuple[Plan, dict[str, Tensor]]:
     """Every layer is a hopper one: nothing else here multiplies int8."""
     progress("calibrating")
@@ -148,7 +170,7 @@ def _prepare_rotated(
     texts = texts or [Text(tuple(ids)) for ids in _calibration_samples(spec, checkpoint)]
     made = round_decoder(
         checkpoint.architecture, checkpoint.weights, plan, spread(texts, CALIBRATION_TOKENS),
-        trusted=trusted, say=progress,
+        trusted=trusted, say=progress, form=form,
     )  # fmt: skip
     weights = {name: tensor.to(device) for name, tensor in made.weights.items()}
     prepared = prepare_weights(

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from engine.models.architecture import Architecture
 from engine.models.hopper_weights import Rounded
-from engine.models.plan import HOPPER_MATRICES, Plan
-from engine.ops.hopper.weights import Factors, IntegerMatrix
+from engine.models.plan import HOPPER_MATRICES, Plan, Precision
+from engine.ops.hopper.weights import Factors, RoundedMatrix
 from engine.packed import pack
 from engine.quant.agreement import exact_rows
+from engine.quant.e4m3 import E4m3Matrix
 from engine.quant.emulation import MODULES, EmulatedDecoder, Place
 from engine.quant.floats import Bf16Matrix
 from engine.quant.int8 import ROWS_A_SCALE, ExactRows, Int8Matrix, PredictedRows, StaticHeads
@@ -27,13 +28,15 @@ from engine.quant.integers import LARGEST
 from engine.quant.preparation import prepare, principal_axes
 from engine.quant.rotation import rotate
 from engine.quant.rows import Matrix
-from engine.quant.schemes import Scheme
+from engine.quant.schemes import Form, Scheme
 from engine.quant.texts import Text
+
+SCHEMES: dict[Precision, Scheme] = {"bf16": "bf16", "fp8": "e4m3_static", "int8": "int8"}
 
 
 @dataclass(frozen=True)
 class Integers:
-    """`weights`: the rotated decoder's, bf16 matrices rounded; `layers`: those with int8 matrices; `plan`
+    """`weights`: the rotated decoder's, bf16 matrices rounded; `layers`: those with 8-bit matrices; `plan`
     with what calibration decided."""
 
     plan: Plan
@@ -50,30 +53,32 @@ def round_decoder(
     *,
     trusted: bool,
     say: Callable[[str], None],
+    form: Form = "stream",
 ) -> Integers:
-    """weights: the plain decoder's; texts: to calibrate on, `trusted` where the user gave them."""
+    """weights: the plain decoder's; texts: to calibrate on, `trusted` where the user gave them; form: what is
+    rotated, "heads" alone where no matrix that reads the stream is int8.
+    """
     wide = {name: tensor.float().cpu() for name, tensor in weights.items()}
     packed = pack([text.ids for text in texts])
     exact = exact_rows(texts, len(packed.input_ids))
     axes = None
-    if trusted:
+    if trusted and form == "stream":
         say("finding the axes of the residual stream")
         axes = principal_axes(EmulatedDecoder(architecture, wide), packed, exact)
-    found = rotate(wide, architecture, axes)
+    found = rotate(wide, architecture, axes, still=form == "heads")
     decoder = EmulatedDecoder(architecture, found.weights, found.unrotate)
     say("rounding matrices")
-    wanted = {getattr(layer, kind) for layer in plan.layers for kind in HOPPER_MATRICES}
-    schemes: list[Scheme] = ["int8", "bf16"] if "bf16" in wanted else ["int8"]
-    shelf = prepare(decoder, packed, exact, schemes, "stream", compensated=trusted)
+    wanted = {SCHEMES[getattr(layer, kind)] for layer in plan.layers for kind in HOPPER_MATRICES}
+    shelf = prepare(decoder, packed, exact, sorted(wanted), form, compensated=trusted)
 
     rotated, layers, planned = dict(found.weights), {}, []
     for index, layer in enumerate(plan.layers):
         matrices: dict[str, Matrix] = {}
         for kind in HOPPER_MATRICES:
             place: Place = (index, kind)
-            matrices[kind] = shelf["int8" if getattr(layer, kind) == "int8" else "bf16"][place]
-            if isinstance(matrices[kind], Bf16Matrix):
-                rotated[f"layers.{index}.{MODULES[kind]}.weight"] = matrices[kind].weight  # type: ignore[attr-defined]
+            matrix = matrices[kind] = shelf[SCHEMES[getattr(layer, kind)]][place]
+            if isinstance(matrix, Bf16Matrix):
+                rotated[f"layers.{index}.{MODULES[kind]}.weight"] = matrix.weight
         made = _by_kernels(matrices)
         if made.matrices:
             layers[index] = made
@@ -84,12 +89,15 @@ def round_decoder(
 
 def _by_kernels(matrices: Mapping[str, Matrix]) -> Rounded:
     factors: dict[str, Any] = {}
-    integers: dict[str, IntegerMatrix] = {}
+    integers: dict[str, RoundedMatrix] = {}
     for kind, name in HOPPER_MATRICES.items():
         matrix = matrices[kind]
+        if isinstance(matrix, E4m3Matrix) and matrix.scale is not None:
+            integers[name] = RoundedMatrix(matrix.weight, torch.tensor([matrix.weight_scale]))
+            factors[name] = 1.0 / float(matrix.scale)
         if not isinstance(matrix, Int8Matrix):
             continue
-        integers[name] = IntegerMatrix(matrix.weight, matrix.weight_scale[::ROWS_A_SCALE].contiguous())
+        integers[name] = RoundedMatrix(matrix.weight, matrix.weight_scale[::ROWS_A_SCALE].contiguous())
         rule = matrix.rule
         if isinstance(rule, PredictedRows):
             factors[name] = LARGEST / rule.width
@@ -105,7 +113,7 @@ def on_device(rounded: Mapping[int, Rounded], device: torch.device) -> dict[int,
     return {
         index: Rounded(
             {
-                name: IntegerMatrix(each.values.to(device), each.scales.to(device))
+                name: RoundedMatrix(each.values.to(device), each.scales.to(device))
                 for name, each in layer.matrices.items()
             },
             layer.factors,

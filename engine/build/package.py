@@ -120,9 +120,9 @@ def _write_package(
 ) -> Plan | None:
     studied_alone = (spec.precision, spec.device) == ("auto", "cpu")
     if spec.precision is not None and not studied_alone:
-        chosen = None if accuracy is None or spec.precision != "auto" else accuracy.study.layers
+        study = None if accuracy is None else accuracy.study
         texts = () if accuracy is None else accuracy.texts.calibrate
-        return write_cuda_package(spec, spec.precision, checkpoint, folder, progress, chosen, texts)
+        return write_cuda_package(spec, spec.precision, checkpoint, folder, progress, study, texts)
     progress("exporting")
     device = torch.device(spec.device)
     weights = load_file(folder / WEIGHTS, device=spec.device)

@@ -48,8 +48,9 @@ class BuildSpec:
     matrices; None: torch's operations. "fp8" needs sm_89; its activations are scaled per tensor from
     `calibration` texts ("static", the fastest) or per token as they are made. "int8" is rotated and rounded
     on the texts of `calibrate` or `calibration`, and has kernels on sm_90 alone. `kernels`: "portable" leaves
-    those for one GPU generation alone. "auto" takes fp8 where the budget of `calibrate` holds; `calibrate`
-    measures every scheme on its texts, whatever the device, and the finished package is judged by them.
+    those for one GPU generation alone. "auto" takes as many 8-bit matrices as the budget of `calibrate`
+    allows; `calibrate` measures schemes on its texts, whatever the device, and the finished package is judged
+    by them.
 
     `beam`: also compile what a beam search needs, within these bounds; None: the artifact cannot search.
     """

@@ -18,9 +18,9 @@ from engine.models.hopper_layers import COS, INPUT_SCALES, SIN
 from engine.models.plan import LayerPlan, Plan, layer_shape
 from engine.ops.hopper.weights import (
     Factors,
-    IntegerMatrix,
     LayerSource,
     LayerWeights,
+    RoundedMatrix,
     prepare_layer,
     restore_layer,
 )
@@ -31,9 +31,9 @@ CALIBRATED = {"qkv": "attention_norm", "o": "output", "gate_up": "mlp_norm", "do
 
 @dataclass(frozen=True)
 class Rounded:
-    """A layer's int8 matrices by the kernels' names, and how the inputs of all its matrices are scaled."""
+    """A layer's 8-bit matrices by the kernels' names, and how the inputs of all its matrices are scaled."""
 
-    matrices: Mapping[str, IntegerMatrix]
+    matrices: Mapping[str, RoundedMatrix]
     factors: Factors
 
 
@@ -74,7 +74,7 @@ def _prepare(
     layer: LayerPlan,
     index: int,
     factors: tuple[Factors, float | None],
-    integers: Mapping[str, IntegerMatrix],
+    integers: Mapping[str, RoundedMatrix],
 ) -> dict[str, Tensor]:
     def get(name: str) -> Tensor:
         return weights[f"layers.{index}.{name}"].float()

@@ -189,10 +189,13 @@ def _choose_path(
 
 
 def restrict_plan(plan: Plan, chosen: Sequence[Mapping[str, str]]) -> Plan:
-    """`plan` with every matrix in bf16 that `chosen` (scheme of each matrix, by layer) has in bf16."""
+    """`plan` with every matrix in bf16 that `chosen` (scheme of each matrix, by layer) has in bf16, and of a
+    rotated one in e4m3 what it has in e4m3."""
     layers = []
     for layer, schemes in zip(plan.layers, chosen, strict=True):
         stay: dict[str, Any] = {matrix: "bf16" for matrix in MATRICES if schemes[matrix] == "bf16"}
+        if plan.rotated:
+            stay |= {matrix: "fp8" for matrix in MATRICES if schemes[matrix].startswith("e4m3")}
         layers.append(replace(layer, **stay))
     return replace(plan, layers=tuple(layers))
 

@@ -18,7 +18,7 @@ from engine.quant.laboratory import Laboratory, Model
 from engine.quant.planning import Chosen, Family, Planner, exact_places, families
 from engine.quant.requests import TextSets
 from engine.quant.rotation import why_not
-from engine.quant.schemes import KINDS, ROTATED, Scheme, unserved, whole_form
+from engine.quant.schemes import KINDS, ROTATED, Form, Scheme, unserved, whole_form
 from engine.quant.sensitivity import Sensitivity
 from engine.quant.speed import plan_us
 from engine.quant.texts import spread
@@ -41,7 +41,8 @@ class PlanResult:
 
 @dataclass(frozen=True)
 class Study:
-    """`layers`: scheme of each kind in each layer that `auto` chose; `notes`: what stays bf16 and why."""
+    """`layers`: scheme of each kind in each layer that `auto` chose, `form`: of the decoder that it is of;
+    `notes`: what stays bf16 and why."""
 
     method: str
     budget: Budget
@@ -49,6 +50,7 @@ class Study:
     sensitivity: dict[str, tuple[Sensitivity, ...]]
     layers: tuple[dict[str, str], ...]
     notes: tuple[str, ...]
+    form: Form = "plain"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"
@@ -98,7 +100,8 @@ def run_study(
         {kind: best.plan.get((layer, kind), "bf16") for kind in KINDS}
         for layer in range(model.architecture.num_layers)
     )
-    return Study(METHOD, budget, tuple(results), sensitivity, layers, tuple(notes))
+    form = best.family.form if best.plan else "plain"
+    return Study(METHOD, budget, tuple(results), sensitivity, layers, tuple(notes), form)
 
 
 def _choose(

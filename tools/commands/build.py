@@ -78,8 +78,8 @@ def build(
         Precision | None,
         typer.Option(
             help="CUDA: kernels of our own in captured graphs, matrices in this precision. fp8 needs sm_89; "
-            "int8 sm_90, and keeps answers closer: give it texts (--calibrate or --calibration). auto: fp8 "
-            "where --calibrate finds that the answers stay. Without it torch's kernels, no graphs."
+            "int8 sm_90, and keeps answers closer: give it texts (--calibrate or --calibration). auto: 8 "
+            "bits where --calibrate finds that the answers stay. Without it torch's kernels, no graphs."
         ),
     ] = None,
     scaling: Annotated[Scaling, typer.Option(help="How fp8 activations are scaled.")] = Scaling.STATIC,

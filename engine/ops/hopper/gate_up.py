@@ -59,8 +59,8 @@ def gate_up(  # noqa: PLR0913, PLR0917 - an exported graph passes tensors and nu
     blocks, multiple = output == torch.int8, 256 if torch.int8 in (a.dtype, output) else 128
     if n % multiple:
         raise ValueError(f"w has {n} rows: wanted twice a multiple of {multiple // 2}")
-    if output not in (torch.bfloat16, a.dtype) and a.dtype != torch.bfloat16:
-        raise ValueError(f"output is {output}, a {a.dtype}: wanted the same type, or bf16")
+    if (a.dtype, output) == (torch.int8, torch.float8_e4m3fn):
+        raise ValueError(f"output is {output}, a {a.dtype}: no kernel does that")
     if a.dtype == torch.int8:
         if row_scales is None:
             raise ValueError("row_scales is None, wanted those of a in int8")

@@ -69,8 +69,8 @@ def residual(  # noqa: PLR0913, PLR0917 - an exported graph passes tensors and n
     check("w", w, (-1, k), a.dtype)
     check_scales(scales, w)
     check("x", x, (m, n), torch.bfloat16)
-    if operand not in (torch.bfloat16, a.dtype) and a.dtype != torch.bfloat16:
-        raise ValueError(f"operand is {operand}, a {a.dtype}: wanted the same type, or bf16")
+    if (a.dtype, operand) == (torch.float8_e4m3fn, torch.int8):
+        raise ValueError(f"operand is {operand}, a {a.dtype}: no kernel does that")
     if operand != torch.bfloat16 and not has_factor(scales, w):
         raise ValueError(f"scales has {scales.shape[0]} values: wanted a factor too, for operand {operand}")
     if block_scales is not None:

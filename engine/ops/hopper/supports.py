@@ -87,7 +87,12 @@ def refuses_int8(matrix: str, hidden: int, intermediate: int) -> str | None:
 
 
 def _of_int8(shape: LayerShape, precision: dict[str, torch.dtype]) -> list[tuple[bool, str]]:
-    checks = [(torch.float8_e4m3fn not in precision.values(), "int8 and e4m3 in one layer")]
+    int8 = {name for name, element in precision.items() if element == torch.int8}
+    e4m3 = {name for name, element in precision.items() if element == torch.float8_e4m3fn}
+    mixed = not e4m3 or (int8 <= {"o", "down"} and e4m3 <= {"qkv", "gate_up"})
+    checks = [
+        (mixed, "int8 and e4m3 in one layer, other than e4m3 of the residual stream and int8 of the rest")
+    ]
     narrow = [name for name, element in precision.items() if element == torch.int8]
     reasons = [refuses_int8(name, shape.hidden, shape.intermediate) for name in narrow]
     return checks + [(False, reason) for reason in reasons if reason is not None]

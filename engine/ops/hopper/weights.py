@@ -5,7 +5,7 @@ Done once, at build.
     one a matrix), / 127 (int8: one for each 128 rows); 1 in bf16
 
 e4m3 keeps its relative precision over 2^15, so a scale a channel gains nothing (measured). Matrices that were
-rounded with compensation come as IntegerMatrix. Runs on any device, in float32. An artifact keeps the tensors
+rounded with compensation come as RoundedMatrix. Runs on any device, in float32. An artifact keeps the tensors
 of LayerWeights as they are.
 """
 
@@ -57,11 +57,12 @@ class Factors:
 
 
 @dataclass(frozen=True)
-class IntegerMatrix:
-    """A rounded int8 matrix in logical order: values int8[N, K], scales float32[ceil(N / 128)].
+class RoundedMatrix:
+    """A rounded 8-bit matrix in logical order: values int8[N, K], scales float32[ceil(N / 128)]; or values
+    e4m3[N, K], scales float32[1].
 
-    Everything is folded in: norms; into o what undoes the heads' factors; into down the Hadamard transform of
-    its inputs.
+    Everything is folded in: norms; into an int8 o what undoes the heads' factors; into an int8 down the
+    Hadamard transform of its inputs.
     """
 
     values: Tensor
@@ -101,31 +102,33 @@ def store(
     """One matrix [N, K] in stored order and its scales float32[groups]: w ~ stored * scale of its row."""
     w = w.float() if fold is None else w.float() * fold.float()
     if element == torch.int8:
-        return store_integers(round_to_nearest(w), rows, columns=columns)
+        return store_rounded(round_to_nearest(w), rows, columns=columns)
     w = w[rows.to(w.device)]
     w = w if columns is None else w[:, columns.to(w.device)]
     scale = 1.0 if element == torch.bfloat16 else max(w.abs().max().item(), 1e-12) / LARGEST[element]
     return quantise(w / scale, element).contiguous(), torch.full((1,), scale, device=w.device)
 
 
-def round_to_nearest(w: Tensor) -> IntegerMatrix:
+def round_to_nearest(w: Tensor) -> RoundedMatrix:
     """float32[N, K] -> int8, a scale for each 128 rows."""
     largest = torch.stack([group.abs().max() for group in torch.split(w, GROUP_ROWS)])
     scales = (largest / LARGEST[torch.int8]).clamp_min(MIN_SCALE)
     of_rows = scales.repeat_interleave(GROUP_ROWS)[: w.shape[0], None]
-    return IntegerMatrix(quantise(w / of_rows, torch.int8), scales)
+    return RoundedMatrix(quantise(w / of_rows, torch.int8), scales)
 
 
-def store_integers(
-    matrix: IntegerMatrix, rows: Tensor, *, columns: Tensor | None = None
+def store_rounded(
+    matrix: RoundedMatrix, rows: Tensor, *, columns: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The same of a rounded matrix. Groups keep their rows, or two of them alternate every 64 (gate_up)."""
-    w = matrix.values[rows.to(matrix.values.device)]
-    w = w if columns is None else w[:, columns.to(w.device)]
+    w = matrix.values.view(torch.uint8)[rows.to(matrix.values.device)]  # not every device indexes e4m3
+    w = (w if columns is None else w[:, columns.to(w.device)]).contiguous().view(matrix.values.dtype)
+    if w.dtype != torch.int8:
+        return w, matrix.scales
     first = rows[::GROUP_ROWS] // GROUP_ROWS
     if int(rows[1]) >= GROUP_ROWS:  # gate and up side by side: of 256 stored rows 128 are of either
         first = torch.stack([rows[::256], rows[1::256]], 1).flatten() // GROUP_ROWS
-    return w.contiguous(), matrix.scales[first.to(matrix.scales.device)].contiguous()
+    return w, matrix.scales[first.to(matrix.scales.device)].contiguous()
 
 
 def mix(w: Tensor) -> Tensor:
@@ -151,10 +154,10 @@ def prepare_layer(
     precision: Mapping[str, torch.dtype],
     factors: Factors,
     next_factor: float | None,
-    rounded: Mapping[str, IntegerMatrix] | None = None,
+    rounded: Mapping[str, RoundedMatrix] | None = None,
 ) -> LayerWeights:
     """precision: element type by matrix. next_factor: `Factors.qkv` of the layer after this one (1 after the
-    last). rounded: int8 matrices; without one, the source's is rounded to nearest.
+    last). rounded: 8-bit matrices; without one, the source's is rounded to nearest.
     """
     rounded = rounded or {}
     qkv_order = layout.qkv_rows(shape.num_q + 2 * shape.num_kv, shape.head_dim)
@@ -171,7 +174,7 @@ def prepare_layer(
         name: str, w: Tensor, rows: Tensor, columns: Tensor | None = None, fold: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         if name in rounded:
-            return store_integers(rounded[name], rows, columns=columns)
+            return store_rounded(rounded[name], rows, columns=columns)
         return store(w, rows, precision[name], columns=columns, fold=fold)
 
     qkv, qkv_scales = make("qkv", source.qkv, qkv_order, fold=source.input_norm)

@@ -16,6 +16,7 @@ from engine.models.cuda_weights import UNROTATE, prepare_weights
 from engine.models.decoder import PackedDecoder
 from engine.models.plan import HopperKernels, Plan, choose_plan, restrict_plan
 from engine.packed import BatchBounds, pack
+from engine.quant.schemes import Form
 from engine.quant.texts import Text
 
 BOUNDS = BatchBounds(8, 256, 96)
@@ -53,10 +54,10 @@ def plan_of(architecture: Architecture) -> Plan:
 
 
 def run(
-    architecture: Architecture, weights: dict[str, Tensor], plan: Plan, trusted: bool
+    architecture: Architecture, weights: dict[str, Tensor], plan: Plan, trusted: bool, form: Form = "stream"
 ) -> tuple[Any, Tensor]:
     texts = [Text(tuple(sample)) for sample in SAMPLES]
-    made = round_decoder(architecture, weights, plan, texts, trusted=trusted, say=lambda _: None)
+    made = round_decoder(architecture, weights, plan, texts, trusted=trusted, say=lambda _: None, form=form)
     prepared = prepare_weights(made.weights, architecture, made.plan, max_seqlen=96, rounded=made.layers)
     prepared |= {name: prepared[name].bfloat16() for name in ("embed_tokens.weight", "norm.weight")}
     decoder = CudaDecoder.from_weights(architecture, prepared | {UNROTATE: made.unrotate}, made.plan, BOUNDS)
@@ -95,6 +96,20 @@ def test_matrices_may_stay_bf16(stay: str) -> None:
     assert float((out - want).norm() / want.norm()) < 0.06
     assert getattr(made.plan.layers[1], stay) == "bf16"
     assert stay not in made.plan.layers[1].exact
+
+
+def test_int8_beside_e4m3_in_a_stream_of_its_own_channels() -> None:
+    """What a choice by accuracy may leave: int8 of what does not read the stream, e4m3 of what does."""
+    architecture = KINDS["norm"]
+    weights = random_weights(architecture)
+    mixed = {"qkv": "e4m3_static", "output": "int8", "gate_up": "e4m3_static", "down": "int8"}
+    chosen = [mixed, mixed | {"output": "bf16", "gate_up": "bf16"}, mixed | {"qkv": "bf16", "down": "bf16"}]
+    plan = restrict_plan(plan_of(architecture), chosen)
+    made, out = run(architecture, weights, plan, trusted=True, form="heads")
+    want = reference(architecture, weights)
+    assert float((out - want).norm() / want.norm()) < 0.1
+    assert [layer.qkv for layer in made.plan.layers] == ["fp8", "fp8", "bf16"]
+    assert not any(layer.exact for layer in made.plan.layers)
 
 
 def test_rows_that_grow_evenly_are_predicted() -> None:

@@ -9,7 +9,8 @@ using Elem = ELEMENT;
 #define NAME1(a, b) NAME2(a, b)
 #define ENTRY(name) extern "C" __attribute__((visibility("default"))) int NAME1(name, ELEMENT)
 
-// Outputs of 8 bits are of the type that is multiplied; a bf16 product may feed either.
+// Outputs of 8 bits are of the type that is multiplied, or of either after bf16. Two more for layers that mix both: an e4m3 product of the
+// residual reads what an int8 one left, and an int8 down what an e4m3 gate_up left.
 template <class Multiplied, class Out, int BN> static int residual(const GemmCall& c, const ResidualParams& p) {
   return launch_gemm<Multiplied, BN, Residual<BN, Multiplied, Out>>(c, p);
 }
@@ -26,6 +27,8 @@ template <class Out> static int residual(const GemmCall& c, const ResidualParams
 ENTRY(residual)(const GemmCall* c, const ResidualParams* p) {
   if constexpr (Elem::kBytes == 2)
     if (c->output == Int8::kCode) return residual<Int8>(*c, *p);
+  if constexpr (Elem::kGrouped)
+    if (c->output == E4m3::kCode) return residual<E4m3>(*c, *p);
   return residual<Elem::Narrow>(*c, *p);
 }
 
@@ -39,9 +42,7 @@ ENTRY(gate_up)(const GemmCall* c, const GateUpParams* p) {
   if (c->output == Bf16::kCode) return gate_up<Bf16>(*c, *p);
   if constexpr (!Elem::kGrouped)
     if (c->output == E4m3::kCode) return gate_up<E4m3>(*c, *p);
-  if constexpr (Elem::kGrouped || Elem::kBytes == 2)
-    if (c->output == Int8::kCode) return gate_up<Int8>(*c, *p);
-  return kErrorNoVariant;
+  return c->output == Int8::kCode ? gate_up<Int8>(*c, *p) : kErrorNoVariant;
 }
 
 template <int BN, int D> static int qkv(const GemmCall& c, const QkvParams& p) { return launch_gemm<Elem, BN, Qkv<BN, D, Elem>>(c, p); }

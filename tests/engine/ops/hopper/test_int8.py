@@ -14,7 +14,7 @@ from engine.ops.hopper.rows import rows, rows_reference
 from tools.bench.synthetic import MODELS, rope_tables
 
 pytestmark = pytest.mark.gpu
-BF16, INT8 = torch.bfloat16, torch.int8
+E4M3, BF16, INT8 = torch.float8_e4m3fn, torch.bfloat16, torch.int8
 ROWS = (1, 77, 256, 1000, 4096)
 BF16_TOLERANCE = 4e-3
 GATED_TOLERANCE = 2e-2  # of int8 results: tanh.approx makes one in twenty round the other way
@@ -70,7 +70,7 @@ def test_residual(model, matrix, rows, library, poison, relative_error):
     if matrix == "down":
         blocks = torch.rand(k // 128, rows, device="cuda") + 0.5
     scales = scales_of(w, 1e-5, 20.0)
-    for operand in (INT8, BF16):
+    for operand in (INT8, E4M3, BF16):
         arguments = (library, a, w, scales, x, operand, 0, blocks, partials(rows, n), 1e-6)
         poison()
         y, x8, sums, steps = residual(*arguments)
@@ -81,23 +81,26 @@ def test_residual(model, matrix, rows, library, poison, relative_error):
         if operand == INT8:
             assert_near(x8, want8)
             torch.testing.assert_close(steps, want_steps, rtol=1e-5, atol=0)
+        elif operand == E4M3:
+            assert relative_error(x8.float(), want8.float()) < 2e-2
         poison()
         again = residual(*arguments)
-        assert all(torch.equal(have, found) for have, found in zip(again, (y, x8, sums, steps), strict=True))
+        assert torch.equal(again[1].view(torch.uint8), x8.view(torch.uint8))
+        assert all(torch.equal(again[i], found) for i, found in ((0, y), (2, sums), (3, steps)))
 
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("output", [INT8, BF16])
-@pytest.mark.parametrize("element", [INT8, BF16])
+@pytest.mark.parametrize("element", [INT8, E4M3, BF16])
 @pytest.mark.parametrize("model", MODELS)
 def test_gate_up(model, element, output, rows, library, poison, relative_error):
     shape = MODELS[model].layer
     n, k = shape.matrices()["gate_up"]
     a, w = operands(rows, n, k)
     steps = torch.rand(rows, device="cuda") + 0.5
-    if element == BF16:
-        a, w, steps = (a / 64).bfloat16(), (w / 1024).bfloat16(), None
-    scales = scales_of(w, 0.7 if element == BF16 else 1e-5, 1.0)
+    if element != INT8:
+        a, w, steps = (a / 64).to(element), (w / 1024).to(element), None
+    scales = scales_of(w, 1e-5 if element == INT8 else 0.7, 1.0)
     arguments = (library, a, partials(rows, k), w, scales, shape.eps, output, 0, steps)
     poison()
     h, blocks = gate_up(*arguments)
@@ -106,7 +109,7 @@ def test_gate_up(model, element, output, rows, library, poison, relative_error):
         assert relative_error(h, want) < BF16_TOLERANCE
     else:
         assert (h.int() - want.int()).abs().max() <= 2
-        assert relative_error(blocks, want_blocks) < 2e-3
+        assert relative_error(blocks, want_blocks) < 5e-3
         values = h.unflatten(1, (-1, 128)) * blocks.T[:, :, None]
         assert (
             relative_error(values, want.unflatten(1, (-1, 128)) * want_blocks.T[:, :, None]) < GATED_TOLERANCE

@@ -8,7 +8,7 @@ from engine.ops.hopper.gate_up import gate_up, quantise_blocks
 from engine.ops.hopper.products import has_factor, num_groups, product
 from engine.ops.hopper.residual import residual
 from engine.ops.hopper.rows import rows
-from engine.ops.hopper.weights import mix, round_to_nearest, store, store_integers
+from engine.ops.hopper.weights import mix, round_to_nearest, store, store_rounded
 from engine.quant.int8 import ExactRows, HadamardBlocks, PredictedRows, make_int8
 from engine.quant.rows import Rows
 
@@ -69,7 +69,7 @@ def test_gate_and_up_keep_their_scales(order) -> None:
     torch.manual_seed(2)
     w = torch.randn(512, 64) * torch.tensor([1.0, 10.0, 0.1, 3.0]).repeat_interleave(128)[:, None]
     matrix = round_to_nearest(w)
-    stored, scales = store_integers(matrix, order(256))
+    stored, scales = store_rounded(matrix, order(256))
     a, steps = torch.randint(-127, 128, (5, 64), dtype=INT8), torch.rand(5)
     y = product(a, stored, scales, steps, paired=True)[:, layout.inverse(order(256))]
     want = (a.float() @ matrix.values.float().T) * matrix.scales.repeat_interleave(128) * steps[:, None]

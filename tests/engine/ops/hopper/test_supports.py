@@ -55,3 +55,11 @@ def test_what_int8_wants_more(change, bf16, reason):
     shape = dataclasses.replace(MODELS["qwen3-0.6b"].layer, **change)
     found = unsupported(shape, dict.fromkeys(MATRICES, torch.int8) | dict.fromkeys(bf16, torch.bfloat16))
     assert found == reason or (reason is not None and reason in (found or ""))
+
+
+def test_e4m3_may_read_the_stream_beside_int8():
+    shape = MODELS["qwen3-0.6b"].layer
+    mixed = {"qkv": torch.float8_e4m3fn, "o": torch.int8, "gate_up": torch.float8_e4m3fn, "down": torch.int8}
+    assert unsupported(shape, mixed) is None
+    assert unsupported(shape, mixed | {"qkv": torch.bfloat16, "down": torch.bfloat16}) is None
+    assert "int8 and e4m3" in (unsupported(shape, mixed | {"down": torch.float8_e4m3fn}) or "")
