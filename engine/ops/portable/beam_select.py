@@ -130,8 +130,8 @@ def _launch(
     wrap_triton(candidates)[(requests, _READERS)](
         logits, scale, norms, scores, shut, node, offset, token, hot, counters, chosen, found,
         columns, row_stride, first_token, beams, capacity, room,
-        CHUNK=CHUNK, CHUNKS=padded, EACH=8, PROGRAMS=_READERS, SCALED=scales is not None, **flags, NEVER=_NEVER,
-        num_warps=1, enable_fp_fusion=False,
+        CHUNK=CHUNK, CHUNKS=padded, EACH=8, PROGRAMS=_READERS, SCALED=scales is not None, **flags,
+        NEVER=_NEVER, num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
     wrap_triton(ranks)[(requests, cdiv(room, 64))](
         found, counters, out_scores, out_parents, out_columns, count, room,
