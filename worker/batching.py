@@ -30,8 +30,8 @@ class Waiting(Protocol):
 
 
 T = TypeVar("T", bound=Waiting)
-Choose: TypeAlias = Callable[[Sequence[T], int], int]
-"""Requests in order, how many of the first fit one batch -> how many to take, at least 1."""
+Choose: TypeAlias = Callable[[Sequence[T], Callable[[], Sequence[T]]], int]
+"""Requests in order that fit one batch, and who would tell some of those behind -> how many to take."""
 
 LOOKAHEAD = 64  # requests behind a batch that a choice hears of
 
@@ -59,15 +59,21 @@ class RequestQueue(Generic[T]):
     def form(self, budget: Demand, choose: Choose[T] | None = None) -> list[T]:
         """The next batch in order, empty when nothing waits. A request over the budget (of tokens and
         samples) goes alone. `choose` is asked where there is a choice and a deadline."""
-        asking = choose is not None and self.next_expiry() is not None
-        seen, most = self._pop_next(budget, LOOKAHEAD if asking else 0)
-        count = choose(seen, most) if choose is not None and asking and most > 1 else most
-        assert bool(seen) <= count <= most, f"{count} requests of {most} that fit"
-        for item in seen[count:]:
+        fitting, behind = self._pop_fitting(budget)
+        count = len(fitting)
+        if choose is not None and count > 1 and self.next_expiry() is not None:
+
+            def look() -> list[T]:
+                behind.extend(self._pop(LOOKAHEAD - len(behind), [*fitting, *behind]))
+                return behind
+
+            count = choose(fitting, look)
+            assert 1 <= count <= len(fitting), f"{count} requests of {len(fitting)} that fit"
+        for item in (*fitting[count:], *behind):
             heapq.heappush(self._order, (item.priority, item.arrival))
-        for item in seen[:count]:
+        for item in fitting[:count]:
             self._leave(item)
-        return seen[:count]
+        return fitting[:count]
 
     def expired(self, now_ms: int) -> list[T]:
         """Take out what has expired by now."""
@@ -94,22 +100,28 @@ class RequestQueue(Generic[T]):
         self.__init__()  # type: ignore[misc]
         return items
 
-    def _pop_next(self, budget: Demand, behind: int) -> tuple[list[T], int]:
-        """Out of the heap, still live, in order: all that fit a batch and some behind; and how many fit."""
-        seen: dict[int, T] = {}  # one that left and came back has two entries in the heap
-        demand, most = NOTHING, 0
-        while self._order:
+    def _pop_fitting(self, budget: Demand) -> tuple[list[T], list[T]]:
+        """Out of the heap, still live, in order: what fits a batch, and the first that does not."""
+        fitting: list[T] = []
+        demand = NOTHING
+        while following := self._pop(1, fitting[-1:]):
+            demand += following[0].demand
+            if fitting and (demand.tokens > budget.tokens or demand.samples > budget.samples):
+                return fitting, following
+            fitting += following
+        return fitting, []
+
+    def _pop(self, most: int, popped: Sequence[T]) -> list[T]:
+        """The next in order. One that left and came back has two entries in the heap, side by side: `popped`
+        are not given again."""
+        found: list[T] = []
+        known = {item.arrival for item in popped}
+        while self._order and len(found) < most:
             arrival = heapq.heappop(self._order)[1]
-            if arrival not in self._live or arrival in seen:
-                continue
-            item = seen[arrival] = self._live[arrival]
-            demand += item.demand
-            fits = demand.tokens <= budget.tokens and demand.samples <= budget.samples
-            if most == len(seen) - 1 and (fits or not most):
-                most += 1
-            elif most < 2 or len(seen) - most > behind:
-                break
-        return list(seen.values()), most
+            if arrival in self._live and arrival not in known:
+                known.add(arrival)
+                found.append(self._live[arrival])
+        return found
 
     def _leave(self, item: T) -> None:
         del self._live[item.arrival]

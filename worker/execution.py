@@ -24,6 +24,7 @@ from schemas.messages import ErrorCode
 from worker.deadlines import Deadline, effective
 from worker.forecast import Forecast, Running
 from worker.metrics import PipelineMetrics
+from worker.packing import Look
 from worker.records import Verdict, Work
 from worker.redis_deadlines import DeadlineStore
 from worker.second_look import SecondLook, cancellation
@@ -148,10 +149,10 @@ class Execution:
             self._running.add(task)
             task.add_done_callback(self._batch_done)
 
-    def _choose(self, waiting: Sequence[Work], most: int) -> int:
-        """How many of the first `most`, which fit a batch."""
-        count = self._forecast.choose(waiting, most, self._clock.now_ms(), _now_ms())
-        self._metrics.batches_cut.inc(count < most)
+    def _choose(self, fitting: Sequence[Work], look: Look) -> int:
+        """How many of those that fit a batch."""
+        count = self._forecast.choose(fitting, look, self._clock.now_ms(), _now_ms())
+        self._metrics.batches_cut.inc(count < len(fitting))
         return count
 
     def _batch_done(self, task: asyncio.Task[None]) -> None:

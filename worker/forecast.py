@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from engine.demand import NOTHING, Demand, total
 from engine.runtime.cost import Cost
 from worker.estimate import FADE, ServiceTime, num_batches
-from worker.packing import Candidate, Outlook
+from worker.packing import Candidate, Look, Outlook
 
 
 @dataclass(eq=False)
@@ -37,13 +37,13 @@ class Forecast:
         self._free_ms = 0.0  # when the device is through with them, predicted
         self._late_ms = self._weight = 0.0  # fading sums
 
-    def choose(self, waiting: Sequence[Candidate], most: int, clock_ms: float, now_ms: float) -> int:
-        """How many requests of the first `most`, which fit a batch, one that is handed over now should take.
-        `clock_ms`: now, on the clock of their deadlines."""
+    def choose(self, fitting: Sequence[Candidate], look: Look, clock_ms: float, now_ms: float) -> int:
+        """How many of the requests that fit a batch one should take that is handed over now; `look` tells of
+        those behind. `clock_ms`: now, on the clock of their deadlines."""
         if self._cost is None and self._service.line is None:
-            return most
+            return len(fitting)
         start_ms = clock_ms + self.left_ms(now_ms)
-        return Outlook(waiting, most, self._budget, start_ms, self.batch_ms).choose()
+        return Outlook(fitting, look, self._budget, start_ms, self.batch_ms).choose()
 
     def batch_ms(self, demand: Demand) -> float:
         """From when it may begin to its results; 0 where nothing is known."""

@@ -10,15 +10,17 @@ Pure; milliseconds of one clock.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from operator import add
 from typing import Protocol, TypeAlias
 
-from engine.demand import NOTHING, Demand
+from engine.demand import Demand
 
-MOST_TRIED = 16  # sizes that are compared: a bound on what forming a batch costs the event loop
+MOST_TRIED = 6  # sizes that are compared: a bound on what forming a batch costs the event loop
 
 Predict: TypeAlias = Callable[[Demand], float]  # milliseconds of one batch
 
@@ -34,6 +36,9 @@ class Candidate(Protocol):
     def expires_ms(self) -> int | None: ...
 
 
+Look: TypeAlias = Callable[[], Sequence[Candidate]]
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How many deadlines are met, by priority, and when the last request is through."""
@@ -43,19 +48,17 @@ class Outcome:
 
 
 class Outlook:
-    """Waiting requests in their order, the first `most` of which fit a batch; that batch would begin at
-    `start_ms`, and what comes after it is packed full, within `budget`."""
+    """Waiting requests in their order that fit a batch; it would begin at `start_ms`. `look` tells of those
+    behind. What comes after that batch is packed full, within `budget`."""
 
     def __init__(
-        self, items: Sequence[Candidate], most: int, budget: Demand, start_ms: float, predict: Predict
+        self, fitting: Sequence[Candidate], look: Look, budget: Demand, start_ms: float, predict: Predict
     ) -> None:
-        assert 1 <= most <= len(items)
-        self._items, self._budget, self._start_ms, self._predict = items, budget, start_ms, predict
-        self._totals = list(accumulate((item.demand for item in items), add))
-        self._ends_ms = [
-            start_ms + predict(demand) for demand in self._totals[:most]
-        ]  # of 1, 2, ... requests
-        self._priorities = sorted({item.priority for item in items})
+        assert fitting
+        self._items, self._look = fitting, look
+        self._budget, self._start_ms, self._predict = budget, start_ms, predict
+        self._totals = list(accumulate((item.demand for item in fitting), add))
+        self._ends_ms = [start_ms + predict(demand) for demand in self._totals]  # of 1, 2, ... requests
 
     def choose(self) -> int:
         """How many of them to take, at least one."""
@@ -74,16 +77,17 @@ class Outlook:
 
     def after(self, size: int) -> Outcome:
         """A batch of `size`, then full ones for the rest."""
-        met = dict.fromkeys(self._priorities, 0)
+        items, totals = self._all
+        met = dict.fromkeys(sorted({item.priority for item in items}), 0)
         end_ms, first = self._ends_ms[size - 1], 0
-        while first < len(self._items):
-            for item in self._items[first:size]:
+        while first < len(items):
+            for item in items[first:size]:
                 if item.expires_ms is not None and end_ms < item.expires_ms:
                     met[item.priority] += 1
             first = size
-            if first < len(self._items):
-                size, took_ms = self._next(first)
-                end_ms += took_ms
+            if first < len(items):
+                size = self._full_end(first)
+                end_ms += self._predict(totals[size - 1] - totals[first - 1])
         return Outcome(tuple(met.values()), end_ms)
 
     def _gain(self, cut: Outcome, full: Outcome) -> float:
@@ -92,7 +96,7 @@ class Outlook:
         much waits as fills one; fewer where less does."""
         both = zip(cut.in_time, full.in_time, strict=True)
         met = next(ours - theirs for ours, theirs in both if ours != theirs)
-        total, most = self._totals[-1], len(self._ends_ms)
+        total, most = self._all[1][-1], len(self._ends_ms)
         load = max(total.tokens / self._budget.tokens, total.samples / self._budget.samples)
         each_ms = (self._ends_ms[-1] - self._start_ms) / most
         lost = min(1.0, load) * (cut.end_ms - full.end_ms) / each_ms if each_ms else 0.0
@@ -100,7 +104,7 @@ class Outlook:
 
     def _useful(self) -> list[int]:
         """Sizes whose batch is done no later than its members one by one."""
-        alone_ms = accumulate(self._predict(item.demand) for item in self._items[: len(self._ends_ms)])
+        alone_ms = accumulate(self._predict(item.demand) for item in self._items)
         pairs = zip(self._ends_ms, alone_ms, strict=True)
         return [
             size for size, (end_ms, ms) in enumerate(pairs, 1) if size == 1 or end_ms <= self._start_ms + ms
@@ -109,24 +113,33 @@ class Outlook:
     def _tight(self, useful: Sequence[int]) -> set[int]:
         """For each member that the largest useful size makes late, though a smaller one would not: that."""
         found = set()
-        end_ms = self._ends_ms[useful[-1] - 1]
+        ends_ms = [self._ends_ms[size - 1] for size in useful]
+        # Of each size and all larger ones the soonest end: ascending, so that one can search in it.
+        soonest_ms = list(accumulate(reversed(ends_ms), min))[::-1]
         for place, item in enumerate(self._items[: useful[-1]], 1):
-            if item.expires_ms is None or end_ms < item.expires_ms:
-                continue
-            meeting = [size for size in useful if size >= place and self._ends_ms[size - 1] < item.expires_ms]
-            found.update(meeting[-1:])
+            if item.expires_ms is not None and item.expires_ms <= ends_ms[-1]:
+                at = bisect_left(soonest_ms, item.expires_ms) - 1
+                if at >= 0 and useful[at] >= place:
+                    found.add(useful[at])
         return found
 
-    def _next(self, first: int) -> tuple[int, float]:
-        """Where a full batch that begins with request number `first` ends, and what it takes."""
-        before = self._totals[first - 1] if first else NOTHING
+    @cached_property
+    def _all(self) -> tuple[list[Candidate], list[Demand]]:
+        """With those behind, and what all up to each of them take together."""
+        behind = self._look()
+        totals = accumulate((item.demand for item in behind), add, initial=self._totals[-1])
+        return [*self._items, *behind], [*self._totals[:-1], *totals]
+
+    def _full_end(self, first: int) -> int:
+        """Where a full batch that begins with request number `first`, not the first of all, ends."""
+        totals = self._all[1]
         end = first + 1
-        while end < len(self._items):
-            demand = self._totals[end] - before
+        while end < len(totals):
+            demand = totals[end] - totals[first - 1]
             if demand.tokens > self._budget.tokens or demand.samples > self._budget.samples:
                 break
             end += 1
-        return end, self._predict(self._totals[end - 1] - before)
+        return end
 
 
 def _spread(sizes: Sequence[int], most: int) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from engine.runtime.buckets import Buckets
@@ -43,15 +44,19 @@ class CostModel:
 
     def predict_ms(self, num_tokens: int) -> float:
         """GPU time of a batch, padding included; ValueError over the largest bucket."""
-        return self._interpolate(self.buckets.choose(num_tokens, 1).tokens)
+        at = bisect_left(self.buckets.tokens, num_tokens)
+        if at == len(self.buckets.tokens):
+            raise ValueError(f"tokens = {num_tokens}: over the largest bucket, {self.buckets.tokens[-1]}")
+        return self._by_bucket[at]
 
     def most_tokens(self, budget_ms: float) -> int:
         """The largest bucket that is predicted to take at most `budget_ms`; 0 where none does."""
-        fitting = [tokens for tokens in self.buckets.tokens if self._interpolate(tokens) <= budget_ms]
-        return fitting[-1] if fitting else 0
+        pairs = zip(self.buckets.tokens, self._by_bucket, strict=True)
+        return max((tokens for tokens, ms in pairs if ms <= budget_ms), default=0)
 
-    def _interpolate(self, tokens: int) -> float:
-        return max(interpolate(self.points, tokens), 0.0)
+    @cached_property
+    def _by_bucket(self) -> tuple[float, ...]:
+        return tuple(max(interpolate(self.points, tokens), 0.0) for tokens in self.buckets.tokens)
 
 
 def interpolate(points: Sequence[tuple[int, float]], x: int) -> float:

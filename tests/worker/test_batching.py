@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -108,13 +108,15 @@ def test_whatever_is_chosen_batches_keep_the_order_the_budgets_and_nothing_starv
     ordered = sorted(items, key=lambda each: (each.priority, each.arrival))
     served: list[Item] = []
 
-    def choose(seen: Sequence[Item], most: int) -> int:
-        assert list(seen) == ordered[len(served) : len(served) + len(seen)]
-        assert sum(each.num_tokens for each in seen[:most]) <= tokens
-        assert sum(each.num_samples for each in seen[:most]) <= samples
-        behind = len(ordered) - len(served) - most
-        assert len(seen) - most == min(behind, LOOKAHEAD + 1)
-        return data.draw(st.integers(1, most))
+    def choose(fitting: Sequence[Item], look: Callable[[], Sequence[Item]]) -> int:
+        assert sum(each.num_tokens for each in fitting) <= tokens
+        assert sum(each.num_samples for each in fitting) <= samples
+        behind = look() if data.draw(st.booleans()) else ()
+        known = [*fitting, *behind]
+        assert known == ordered[len(served) : len(served) + len(known)]
+        left = len(ordered) - len(served) - len(fitting)
+        assert len(behind) in (0, min(left, LOOKAHEAD))
+        return data.draw(st.integers(1, len(fitting)))
 
     while batch := queue.form(Demand(tokens, samples), choose):
         served += batch
@@ -132,12 +134,14 @@ def test_one_that_left_and_came_back_is_served_once() -> None:
     queue = queue_of([Item(0, expires_ms=5), Item(1, expires_ms=50)])
     (gone,) = queue.expired(10)
     queue.push(Item(gone.arrival, expires_ms=60))
+    queue.push(Item(2))
     seen: list[int] = []
 
-    def choose(items: Sequence[Item], most: int) -> int:
-        seen.extend(each.arrival for each in items)
-        return most
+    def choose(fitting: Sequence[Item], look: Callable[[], Sequence[Item]]) -> int:
+        seen.extend(each.arrival for each in (*fitting, *look()))
+        return len(fitting)
 
-    assert [each.arrival for each in queue.form(Demand(10, 10), choose)] == [0, 1]
-    assert seen == [0, 1]
+    assert [each.arrival for each in queue.form(Demand(2, 10), choose)] == [0, 1]
+    assert seen == [0, 1, 2]
+    assert [each.arrival for each in queue.form(Demand(10, 10))] == [2]
     assert queue.form(Demand(10, 10)) == []

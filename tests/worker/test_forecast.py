@@ -28,6 +28,11 @@ class Item:
         return Demand(10, 1)
 
 
+def nobody() -> list[Item]:
+    """Behind those that fit."""
+    return []
+
+
 def measured(slots: int = 2) -> Forecast:
     return Forecast(BUDGET, slots, TenthOfAMillisecond())
 
@@ -76,7 +81,7 @@ def test_without_a_cost_model_the_line_predicts_once_there_is_one() -> None:
     forecast = Forecast(BUDGET, 1, None)
     items = [Item(expires_ms=10)] * 8
     assert forecast.wait_ms(Demand(10, 1), 0.0) is None
-    assert forecast.choose(items, 8, 0, 0.0) == 8  # nothing to predict from
+    assert forecast.choose(items, nobody, 0, 0.0) == 8  # nothing to predict from
     for tokens in (10, 80, 40, 60):
         forecast.end(forecast.begin(Demand(tokens, 1), 0.0), 2.0 + tokens / 10, ran=Demand(tokens, 1))
     assert forecast.batch_ms(Demand(40, 1, rows=20)) == pytest.approx(8.0)
@@ -88,7 +93,7 @@ def test_without_a_cost_model_the_line_predicts_once_there_is_one() -> None:
 def test_batches_are_chosen_by_the_clock_of_their_deadlines() -> None:
     forecast = measured()
     soon, late = Item(expires_ms=1_006), Item(expires_ms=2_000)
-    assert forecast.choose([soon, *[late] * 7], 8, 1_000, 50.0) == 5  # 5 ms
+    assert forecast.choose([soon, *[late] * 7], nobody, 1_000, 50.0) == 5  # 5 ms
     forecast.begin(Demand(30, 1), 50.0)
-    assert forecast.choose([soon, *[late] * 7], 8, 1_000, 50.0) == 2  # behind 3 ms of work
-    assert forecast.choose([soon, *[late] * 7], 8, 1_000, 53.0) == 5
+    assert forecast.choose([soon, *[late] * 7], nobody, 1_000, 50.0) == 2  # behind 3 ms of work
+    assert forecast.choose([soon, *[late] * 7], nobody, 1_000, 53.0) == 5
