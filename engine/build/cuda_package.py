@@ -17,6 +17,7 @@ from torch import Tensor
 from engine.build.calibration import calibrate
 from engine.build.compilation import compile_package, export_decoder
 from engine.build.cuda_beam_package import narrow_head, plan_beams, write_cuda_beam_packages
+from engine.build.gate_choice import choose_gate
 from engine.build.hopper_library import compile_kernels
 from engine.build.integers import on_device, round_decoder
 from engine.build.native import default_cache
@@ -131,6 +132,8 @@ def write_planned_package(
         plan, prepared = _prepare_rotated(spec, plan, checkpoint, progress, texts, form)
     else:
         prepared = _prepare(spec, plan, checkpoint, weights, progress)
+    if spec.beam is not None:
+        plan = choose_gate(plan, architecture, prepared, spec.bounds, spec.beam)
     progress("exporting")
     exported = export_decoder(
         CudaDecoder.from_weights(architecture, prepared, plan, spec.bounds, spec.max_positions),

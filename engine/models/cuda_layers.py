@@ -134,12 +134,17 @@ class CudaLayer(nn.Module):
         if rows is not None:
             x, attended = x[rows], _take(attended, rows)
         x, normed = self._norm(x, self.output(self.output.fit(attended)), self.mlp_norm, self.gate_up)
-        return x, self.down(self.down.fit(self._gate(normed)))
+        return x, self.down(self.down.fit(self.gate(normed)))
 
     def _norm(self, x: Tensor, delta: Tensor | None, norm: Norm, to: Matrix) -> tuple[Tensor, Activation]:
         return add_rms_norm(x, delta, norm.weight, self.eps, quantise=to.quantise, scale=to.input_scale)
 
-    def _gate(self, x: Activation) -> Activation:
+    def mlp_input(self, x: Tensor) -> Activation:
+        """The stream as the gate's projection takes it."""
+        return self._norm(x, None, self.mlp_norm, self.gate_up)[1]
+
+    def gate(self, x: Activation) -> Activation:
+        """The normed stream -> what the down projection takes."""
         down = self.down
         if self.fused:
             return gate_up(x, self.gate_up.weight, self.gate_up.weight_scale, scale=down.input_scale)
