@@ -68,6 +68,7 @@ class Attention(nn.Module):
         return attended.flatten(-2)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own, of export and compilation
 def test_compiled_and_captured(tmp_path: Path) -> None:
     """One package for all sizes; a replay reads what its inputs hold by then."""
     example = batch(SHAPES["qwen2"], [60, 33, 20], 40, 2, 4)
