@@ -17,7 +17,7 @@ fi
 [ $# -gt 0 ] || set -- memcheck racecheck
 
 # Both head sizes, both types, ragged rows and padding: every kernel at least once.
-few='smollm2-135m and (e4m3-True or output0-edges-100) or output0-both-100 or 264-16-8-edges or 264-16-8-shared or operand0-576-77'
+few='smollm2-135m and (e4m3-True or int8-True or output0-edges-100) or sums_are_exact and 300 or output0-both-100 or 264-16-8-edges or 264-16-8-shared or operand0-576-77'
 more="$few or (qwen3-0.6b or smollm2-135m) and (77 or e4m3-True or lengths1 or edges-100)"
 more="$more or qwen2.5-0.5b and bf16-True or a_sample_does_not"
 
