@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from engine.models.architecture import Architecture
 from engine.models.plan import LayerPlan, Precision, Scaling
+from engine.models.small_vectors import stored_shape, vector
 from engine.ops.portable.activation import silu_mul
 from engine.ops.portable.attention import varlen_attention
 from engine.ops.portable.gate_up import gate_up
@@ -42,8 +43,8 @@ class Matrix(nn.Module):
 
     weight: Tensor
     bias: Tensor | None
-    weight_scale: Tensor | None
-    input_scale: Tensor | None
+    weight_scales: Tensor | None
+    input_scales: Tensor | None
 
     def __init__(self, shape: tuple[int, int], bias: bool, precision: Precision, scaling: Scaling) -> None:
         super().__init__()
@@ -51,13 +52,25 @@ class Matrix(nn.Module):
         narrow = precision == "fp8"
         self.register_buffer("weight", torch.empty(shape, dtype=E4M3 if narrow else torch.bfloat16))
         self.register_buffer("bias", torch.empty(shape[0], dtype=torch.bfloat16) if bias else None)
-        self.register_buffer("weight_scale", torch.empty(1) if narrow else None)
-        self.register_buffer("input_scale", torch.empty(1) if self.quantise == "static" else None)
+        scales = torch.empty(stored_shape(1))
+        self.register_buffer("weight_scales", scales if narrow else None)
+        self.register_buffer("input_scales", scales.clone() if self.quantise == "static" else None)
+
+    @property
+    def weight_scale(self) -> Tensor | None:
+        """float32[1]."""
+        return None if self.weight_scales is None else vector(self.weight_scales)
+
+    @property
+    def input_scale(self) -> Tensor | None:
+        """float32[1], where it is known beforehand."""
+        return None if self.input_scales is None else vector(self.input_scales)
 
     def forward(self, x: Activation) -> Tensor:
-        if self.weight_scale is None:
+        scale = self.weight_scale
+        if scale is None:
             return F.linear(x.values, self.weight, self.bias)
-        return linear_e4m3(x, self.weight, self.weight_scale, self.bias)
+        return linear_e4m3(x, self.weight, scale, self.bias)
 
     def fit(self, x: Activation) -> Activation:
         """x as this matrix takes it: a producer that saw only parts of a row leaves the row's scale to be

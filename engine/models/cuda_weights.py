@@ -1,7 +1,7 @@
 """A decoder's tensors made ready for CUDA: quantised as the plan says, rotary tables, scales of activations.
 
-Names are the eager decoder's; a quantised matrix adds `weight_scale` and, where scales are static,
-`input_scale`, each float32[1]. A hopper layer's tensors give way to those of hopper_weights; rotary
+Names are the eager decoder's; a quantised matrix adds `weight_scales` and, where scales are static,
+`input_scales`, float32[1, 1] each. A hopper layer's tensors give way to those of hopper_weights; rotary
 frequencies to tables of every position that the bounds allow.
 """
 
@@ -18,6 +18,7 @@ from engine.models.hopper_layers import COS as HOPPER_COS
 from engine.models.hopper_layers import SIN as HOPPER_SIN
 from engine.models.hopper_weights import Rounded, hopper_tables, hopper_tensors, is_hopper, restore_hopper
 from engine.models.plan import MATRICES, Plan
+from engine.models.small_vectors import store
 from engine.models.weights import INV_FREQ
 from engine.ops.portable.linear import quantise_weight
 
@@ -58,17 +59,17 @@ def prepare_weights(
             if getattr(layer, matrix) != "fp8":
                 continue
             name = f"layers.{index}.{module}"
-            prepared[f"{name}.weight"], prepared[f"{name}.weight_scale"] = quantise_weight(
-                weights[f"{name}.weight"]
-            )
+            values, scale_of_weight = quantise_weight(weights[f"{name}.weight"])
+            prepared[f"{name}.weight"], prepared[f"{name}.weight_scales"] = values, store(scale_of_weight)
             if plan.scaling == "static":
                 scale = (input_scales or {}).get(name)
                 if scale is None or scale <= 0:
                     raise ConfigError(
                         f"input_scales.{name}", scale, "a static plan needs a positive scale here"
                     )
-                device = prepared[f"{name}.weight"].device
-                prepared[f"{name}.input_scale"] = torch.tensor([scale], dtype=torch.float32, device=device)
+                prepared[f"{name}.input_scales"] = store(
+                    torch.tensor([scale], dtype=torch.float32, device=values.device)
+                )
     return prepared
 
 
@@ -79,9 +80,9 @@ def restore_weights(prepared: Mapping[str, Tensor], architecture: Architecture) 
     skipped = (*(f"layers.{index}." for index in hopper), *OF_NO_LAYER)
     restored: dict[str, Tensor] = {}
     for name, tensor in prepared.items():
-        if name.startswith(skipped) or name.endswith((".weight_scale", ".input_scale")):
+        if name.startswith(skipped) or name.endswith((".weight_scales", ".input_scales")):
             continue
-        scale = prepared.get(f"{name}_scale")
+        scale = prepared.get(f"{name}_scales")
         restored[name] = tensor if scale is None else (tensor.float() * scale).bfloat16()
     for index in hopper:
         restored |= restore_hopper(prepared, architecture, index)

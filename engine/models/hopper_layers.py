@@ -5,16 +5,19 @@ Consecutive layers run as one operation, engine.ops.hopper.stack.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from engine.models.architecture import Architecture
 from engine.models.plan import LayerPlan, layer_shape
+from engine.models.small_vectors import stored_shape, vector
 from engine.ops.hopper.products import num_groups
 from engine.ops.hopper.stack import flatten, stack
+from engine.ops.hopper.supports import MATRICES
 from engine.ops.hopper.weights import LayerWeights
 
 INPUT_SCALES = "input_scales"
@@ -24,7 +27,7 @@ COS, SIN = "hopper_cos", "hopper_sin"  # names of the rotary tables, bf16[positi
 class HopperLayer(nn.Module):
     """One layer's tensors, named as in LayerWeights.
 
-    input_scales float32[2]: what x is multiplied with where a run begins with this layer. after: the layer
+    input_scales float32[1, 2]: what x is multiplied with where a run begins with this layer. after: the layer
     behind it in its run, whose qkv says how this one's results are quantised.
     """
 
@@ -38,14 +41,22 @@ class HopperLayer(nn.Module):
         for name, shape in shapes.items():
             self.register_buffer(name, torch.empty(shape, dtype=elements[name]))
             num_scales = num_groups(shape[0], elements[name]) + (0 if exact.get(name) else 1)
-            self.register_buffer(_scales(name), torch.empty(num_scales))
-        self.register_buffer("attention_scales", torch.empty(a.num_heads))
+            self.register_buffer(_scales(name), torch.empty(stored_shape(num_scales)))
+        self.register_buffer("attention_scales", torch.empty(stored_shape(a.num_heads)))
         self.register_buffer("head_weight", torch.empty(2, a.head_dim))
         self.register_buffer("bias", torch.empty(shapes["qkv"][0]) if a.qkv_bias else None)
-        self.register_buffer(INPUT_SCALES, torch.empty(2))
+        self.register_buffer(INPUT_SCALES, torch.empty(stored_shape(2)))
 
     def weights(self) -> LayerWeights:
-        return LayerWeights(**{field.name: getattr(self, field.name) for field in fields(LayerWeights)})
+        return restore_vectors({field.name: getattr(self, field.name) for field in fields(LayerWeights)})
+
+
+def restore_vectors(stored: Mapping[str, Tensor | None]) -> LayerWeights:
+    """A layer's tensors, out of those that a package's constants are."""
+    tensors: dict[str, Any] = dict(stored)
+    for name in (*map(_scales, MATRICES), "attention_scales"):
+        tensors[name] = vector(tensors[name])
+    return LayerWeights(**tensors)
 
 
 @dataclass(frozen=True)
@@ -74,7 +85,7 @@ def run_hopper(
     `last`: rows that alone go on after the last attention.
     """
     x: Tensor = stack(
-        batch.library, source, ids, layers[0].input_scales, batch.positions, batch.cu_seqlens, last,
+        batch.library, source, ids, vector(layers[0].input_scales), batch.positions, batch.cu_seqlens, last,
         *batch.tables, flatten([layer.weights() for layer in layers]), a.qkv_bias, a.num_heads,
         a.num_kv_heads, a.norm_eps, a.qk_norm, batch.prefixes, batch.constant,
     )  # fmt: skip

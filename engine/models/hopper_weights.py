@@ -14,8 +14,9 @@ from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.models.architecture import Architecture
-from engine.models.hopper_layers import COS, INPUT_SCALES, SIN
+from engine.models.hopper_layers import COS, INPUT_SCALES, SIN, restore_vectors
 from engine.models.plan import LayerPlan, Plan, layer_shape
+from engine.models.small_vectors import store, vector
 from engine.ops.hopper.weights import (
     Factors,
     LayerSource,
@@ -95,7 +96,7 @@ def _prepare(
     tensors[INPUT_SCALES] = torch.tensor(
         [factors[0].qkv or 1.0, 1.0], dtype=torch.float32, device=source.qkv.device
     )
-    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    return {name: store(tensor) for name, tensor in tensors.items() if tensor is not None}
 
 
 def _factors(index: int, layer: LayerPlan, input_scales: Mapping[str, float] | None) -> Factors:
@@ -122,8 +123,8 @@ def restore_hopper(prepared: Mapping[str, Tensor], a: Architecture, index: int) 
     own: dict[str, Any] = {
         field.name: prepared.get(f"layers.{index}.{field.name}") for field in fields(LayerWeights)
     }
-    factor = prepared[f"layers.{index}.{INPUT_SCALES}"][0]
-    source = restore_layer(layer_shape(a), LayerWeights(**own), factor)
+    factor = vector(prepared[f"layers.{index}.{INPUT_SCALES}"])[0]
+    source = restore_layer(layer_shape(a), restore_vectors(own), factor)
     restored = {
         "attention.qkv.weight": source.qkv, "attention.qkv.bias": source.bias, "output.weight": source.o,
         "gate_up.weight": source.gate_up, "down.weight": source.down,

@@ -23,12 +23,13 @@ from engine.artifact import Artifact
 from engine.build import BuildSpec, build_artifact
 from engine.build.hopper_library import compile_kernels
 from engine.errors import ArtifactError
-from engine.manifest import sealed
+from engine.manifest import PACKAGE, WEIGHTS, sealed
 from engine.models.plan import HopperKernels
 from engine.ops.hopper import compiler, library, stack, tiles
 from engine.ops.hopper.sm_limit import sm_limit
 from engine.packed import BatchBounds, pack
 from engine.runtime.lanes import LanePool
+from engine.runtime.native import open_runner
 from hopper_models import LONG_TEMPLATE, QUERIES, answer_all, answer_queries, save_tiny
 
 BOUNDS = BatchBounds(samples=32, tokens=1024, tokens_per_sample=128)
@@ -99,6 +100,14 @@ def test_the_artifact_holds_kernels_and_prepared_weights(built: Built) -> None:
     assert manifest.plan["rotated"] == (built.precision == "int8")
     assert ("lm_head.weight" in weights) == (built.precision == "int8")  # not rotated, as the table is
     assert "compiling the kernels" in built.stages
+
+
+def test_the_package_reads_all_its_tensors_from_memory(built: Built) -> None:
+    """None was written into its code, to be filled in anew by each run."""
+    runner = open_runner(built.artifact / PACKAGE, -1)
+    stored = {name for name in load_file(built.artifact / WEIGHTS) if name.startswith("layers.")}
+    within = {name for name in stored if name.endswith("input_scales")} - {"layers.0.input_scales"}
+    assert stored - set(runner.constant_names()) == within  # a run asks for its first layer's alone
 
 
 def test_parity_with_transformers_was_measured(built: Built) -> None:

@@ -243,7 +243,7 @@ def test_weights_are_prepared_once_under_the_decoders_names() -> None:
     assert "layers.0.gate_up.weight" not in prepared
     assert set(prepared) == set(CudaDecoder(made.architecture, plan, BOUNDS).state_dict())
     # an activation times its factor fills half of e4m3's range on the calibration texts
-    largest = 448 / 2 / float(prepared["layers.0.input_scales"][0])
+    largest = 448 / 2 / float(prepared["layers.0.input_scales"][0, 0])
     assert largest == pytest.approx(float(made.weights["embed_tokens.weight"][:30].abs().max()), rel=0.2)
 
 
