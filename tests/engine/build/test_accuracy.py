@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import engine.build.accuracy
 from engine.build import BuildSpec, build_artifact
 from engine.build.accuracy import (
     CHART,
@@ -117,6 +118,24 @@ def test_a_package_is_judged_as_it_is_served(tiny_causal: Any, calibrate: Any) -
         found = measure_package(model, forward, mixed, BOUNDS, prefixes)
         assert found.next_token_kl < 1e-9
         assert sum(len(text.ids) for text in mixed) - sum(batch.num_tokens for batch in seen) == tokens
+
+
+@pytest.mark.parametrize(
+    ("precision", "kernels", "measured"),
+    [("auto", True, ["e4m3_static", "int8"]), ("auto", False, ["e4m3_static"]), ("int8", True, ["int8"])],
+)
+def test_a_device_is_studied_for_what_it_can_build(
+    precision: str, kernels: bool, measured: list[str], tmp_path: Path, tiny_causal: Any, calibrate: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(engine.build.accuracy, "serves_int8", lambda *_: kernels)
+    checkpoint = load_checkpoint(tiny_causal.checkpoint, max_tokens=64)
+    spec = BuildSpec(tiny_causal.checkpoint, tmp_path / "no", "tiny", bounds=BOUNDS)
+    for key, value in (("device", "cuda"), ("precision", precision)):
+        object.__setattr__(spec, key, value)  # a spec refuses them without a device
+    found = study_accuracy(calibrate(Budget(9, 9)), spec, checkpoint, tmp_path, lambda stage: None).study
+    assert [each.name for each in found.results] == ["bf16", *measured, "auto"]
+    assert measured[-1] in {scheme for layer in found.layers for scheme in layer.values()}
 
 
 def test_what_cannot_be_calibrated_is_said(tmp_path: Path, tiny_causal: Any, calibrate: Any) -> None:
