@@ -109,10 +109,14 @@ class Beam(Node):
             tokens = [requests[index][0] for index in asked]
             widths = [each.width for index, each in asked.items() for _ in requests[index][0].ids]
             legal, found = self._search(pack([ids for each in tokens for ids in each.ids]), widths)
+            counts, failed = found.scores.isfinite().sum(-1).tolist(), found.failed.tolist()
             start = 0
             for index, each in zip(asked, tokens, strict=True):
                 stop = start + len(each.ids)
-                results[index] = self._value(found, range(start, stop), legal, asked[index].top_n)
+                if any(failed[start:stop]):
+                    results[index] = NodeError("the model gave NaN or infinity", "model_output")
+                else:
+                    results[index] = self._value(found, start, counts[start:stop], legal, asked[index].top_n)
                 start = stop
         return results
 
@@ -143,19 +147,19 @@ class Beam(Node):
         width, top_n = (_count(options, key, self._width) for key in ("width", "top_n"))
         return Asked(self._width if width is None else width, top_n)
 
-    def _value(self, found: Frontier, samples: range, legal: LegalSet | None, top_n: int | None) -> object:
-        if any(bool(found.failed[sample]) for sample in samples):
-            return NodeError("the model gave NaN or infinity", "model_output")
-        beams = tuple(self._sample(found, sample) for sample in samples)
+    def _value(
+        self, found: Frontier, first: int, counts: Sequence[int], legal: LegalSet | None, top_n: int | None
+    ) -> Beams:
+        """Of the prompts from `first` on, with so many live beams each."""
+        beams = tuple(self._sample(found, first + place, count) for place, count in enumerate(counts))
         return Beams(beams, legal, None if self._tokenizer is None else self._decode, top_n)
 
-    def _sample(self, found: Frontier, sample: int) -> SampleBeams:
-        """The live beams of one prompt."""
-        live = found.scores[sample].isfinite()  # dead ones come last, so this is a prefix
-        scores, lengths = found.scores[sample][live], found.lengths[sample][live]
-        columns = [found.tokens[sample][live], lengths, scores, _closed(found, sample)[live]]
+    def _sample(self, found: Frontier, sample: int, count: int) -> SampleBeams:
+        """The live beams of one prompt: dead ones come last."""
+        scores, lengths = found.scores[sample, :count], found.lengths[sample, :count]
+        columns = [found.tokens[sample, :count], lengths, scores, _closed(found, sample)[:count]]
         if found.nodes is not None:
-            columns.append(found.nodes[sample][live])
+            columns.append(found.nodes[sample, :count])
         if self._by_length:
             columns[2] = scores / lengths
             order = columns[2].argsort(descending=True, stable=True)

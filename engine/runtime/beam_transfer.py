@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +19,7 @@ from engine.packed import PAD_TOKEN, PackedBatch
 from engine.runtime.beam_buckets import BeamBucket
 from engine.runtime.capture import wide
 
+_HOST: dict[torch.dtype, Any] = {torch.int64: np.int64, torch.bool: np.bool_}
 _COLUMNS = ("scores", "lengths", "parents", "closed", "nodes")  # of Frontier, [S, B] each
 
 
@@ -42,17 +45,18 @@ class BeamInputs:
         return sum(wide(size) for size, _ in _layout(bucket))
 
     def fill(self, packed: PackedBatch, widths: Sequence[int]) -> None:
-        """The real prompts; each of the others is one token of its own and has one beam."""
+        """The real prompts; each of the others is one token of its own and has one beam. Plain copies in
+        numpy: a launch holds the interpreter meanwhile."""
+        ids, positions, borders, limits = (x.numpy() for x in vars(self).values())
         tokens, prompts = packed.num_tokens, packed.num_samples
-        padding = torch.arange(1, len(self.cu_seqlens) - prompts)
-        self.input_ids[:tokens].copy_(packed.input_ids[:tokens])
-        self.input_ids[tokens:].fill_(PAD_TOKEN)
-        self.positions[:tokens].copy_(packed.positions[:tokens])
-        self.positions[tokens:].zero_()
-        self.cu_seqlens[: prompts + 1].copy_(packed.cu_seqlens[: prompts + 1])
-        self.cu_seqlens[prompts + 1 :].copy_(padding + tokens)
-        self.widths[:prompts].copy_(torch.tensor(widths))
-        self.widths[prompts:].fill_(1)
+        ids[:tokens] = packed.input_ids.numpy()[:tokens]
+        ids[tokens:] = PAD_TOKEN
+        positions[:tokens] = packed.positions.numpy()[:tokens]
+        positions[tokens:] = 0
+        borders[: prompts + 1] = packed.cu_seqlens.numpy()[: prompts + 1]
+        borders[prompts + 1 :] = np.arange(tokens + 1, tokens + len(borders) - prompts)
+        limits[:prompts] = widths
+        limits[prompts:] = 1
 
 
 def _layout(bucket: BeamBucket) -> tuple[tuple[int, torch.dtype], ...]:
@@ -73,22 +77,18 @@ def gather_results(found: Frontier) -> Tensor:
 
 def spread_results(memory: Tensor, like: Frontier, prompts: int, width: int) -> Frontier:
     """The opposite, on the host, of the first prompts and beams; `like` has the shapes. Copies."""
-    start = 0
-
-    def take(x: Tensor | None) -> Tensor | None:
-        nonlocal start
-        if x is None:
-            return None
-        bits = memory[start : start + x.numel()].view(x.shape)
-        start += x.numel()
-        bits = bits[:prompts, :width] if x.dim() > 1 else bits[:prompts]
-        return bits.view(torch.float32).clone() if x.is_floating_point() else bits.to(x.dtype, copy=True)
-
-    scores, lengths, parents, closed, nodes = (take(getattr(like, name)) for name in _COLUMNS)
-    tokens, failed = take(like.tokens), take(like.failed)
-    assert scores is not None and lengths is not None and parents is not None  # noqa: PT018
-    assert tokens is not None and failed is not None  # noqa: PT018
-    return Frontier(scores, tokens, lengths, closed, nodes, parents, failed)
+    given, start, found = memory.numpy(), 0, dict[str, Any]()
+    for name in (*_COLUMNS, "tokens", "failed"):
+        shape: Tensor | None = getattr(like, name)
+        if shape is None:
+            found[name] = None
+            continue
+        bits = given[start : start + shape.numel()].reshape(shape.shape)[:prompts]
+        start += shape.numel()
+        bits = bits[:, :width] if bits.ndim > 1 else bits
+        values = bits.astype(_HOST[shape.dtype]) if shape.dtype != torch.float32 else bits.copy()
+        found[name] = torch.from_numpy(values.view(np.float32) if shape.dtype == torch.float32 else values)
+    return Frontier(**found)
 
 
 def _bits(x: Tensor) -> Tensor:
