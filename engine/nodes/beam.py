@@ -141,6 +141,7 @@ class Beam(Node):
     def close(self) -> None:
         if self._catalogue is not None:
             self._catalogue.close()
+        self._lanes.release(self._slots)
 
     def _asked(self, options: Mapping[str, object]) -> Asked:
         """InputError names the option and quotes its value."""

@@ -89,6 +89,12 @@ class BeamGraphLane:
                 results.copy_(gather_results(self._search(key, head, legal)), non_blocking=True)
         self._graphs[key] = _Captured(graph, inputs, results, shapes)
 
+    def drop(self, place: int) -> None:
+        """The graphs over one pipeline's legal sequences."""
+        self._graphs = {
+            key: graph for key, graph in self._graphs.items() if key.place is None or key.place[0] != place
+        }
+
     def find(self, key: SearchKey) -> bool:
         return key in self._graphs
 

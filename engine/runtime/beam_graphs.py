@@ -8,10 +8,12 @@ is launched operation by operation, and counted. Items are searched in places of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -53,7 +55,7 @@ class GraphBeamLanes(BeamLanes):
         self._lanes: list[BeamGraphLane] = []
         self._prepared: dict[LegalSlots | None, list[_Prepared]] = {}
         self._numbers: dict[LegalSlots, int] = {}
-        self._counting = count()
+        self._counting, self._capturing = count(), Lock()
         super().__init__(pool, folder, bounds, head, architecture, kept)
 
     def prepare(
@@ -65,14 +67,28 @@ class GraphBeamLanes(BeamLanes):
     ) -> None:
         """Capture on every lane what batches within `sizes` need; call while no lane has work."""
         prepared = _Prepared(plan, buckets or make_beam_buckets(sizes))
-        for slot in (None,) if slots is None else (0, 1):
-            self._capture(prepared, slots, slot, len(prepared.buckets.all))
-        self._prepared.setdefault(slots, []).append(prepared)
+        with self._capturing:  # items may outgrow their place meanwhile
+            self._prepared.setdefault(slots, []).append(prepared)
+            for slot in (None,) if slots is None else (0, 1):
+                self._capture(prepared, slots, slot)
 
     def make_slots(self) -> LegalSlots:
         slots = LegalSlots(self.device, self._recapture)
         self._numbers[slots] = next(self._counting)
         return slots
+
+    def release(self, slots: LegalSlots | None) -> None:
+        if slots is None or slots not in self._prepared:
+            return
+        del self._prepared[slots]
+        place = self._numbers.pop(slots)
+
+        def drop() -> None:
+            with self.pool.launching, torch.cuda.device(self.device):
+                self.this_lane.drop(place)
+
+        with suppress(RuntimeError):  # the lanes have ended, and their graphs with them
+            self.pool.on_every_lane(drop)
 
     def sizes(self, plan: SearchPlan) -> tuple[int, ...]:
         """Prompts of a batch that fill a graph; all of them where nothing was captured for `plan`."""
@@ -157,24 +173,31 @@ class GraphBeamLanes(BeamLanes):
 
     def _recapture(self, slots: LegalSlots, slot: int) -> None:
         """A graph at a time, so that requests that come meanwhile wait for one, not for all."""
-        for prepared in self._prepared.get(slots, ()):
-            self._capture(prepared, slots, slot, at_once=1)
+        with self._capturing:
+            for prepared in self._prepared.get(slots, ()):
+                self._capture(prepared, slots, slot, again=True)
 
-    def _capture(self, prepared: _Prepared, slots: LegalSlots | None, slot: int | None, at_once: int) -> None:
-        """Every bucket on every lane, `at_once` of them before a lane may do something else."""
+    def _capture(
+        self, prepared: _Prepared, slots: LegalSlots | None, slot: int | None, *, again: bool = False
+    ) -> None:
+        """Every bucket on every lane; `again`: in place of graphs that are there, one after the other."""
         buckets, head = prepared.buckets.all, self._head.of(prepared.plan)
         placed = None if slots is None or slot is None else slots.whole(slot)
         place = None if slots is None or slot is None else (self._numbers[slots], slot)
         keys = [SearchKey(prepared.plan, place, bucket) for bucket in buckets]
+        at_once = 1 if again else len(keys)
         for first in range(0, len(keys), at_once):
             some = keys[first : first + at_once]
-            self.pool.on_every_lane(partial(self._capture_some, some, head, placed))
+            self.pool.on_every_lane(partial(self._capture_some, some, head, placed, again))
 
-    def _capture_some(self, keys: Sequence[SearchKey], head: Head, legal: LegalTensors | None) -> None:
+    def _capture_some(
+        self, keys: Sequence[SearchKey], head: Head, legal: LegalTensors | None, again: bool
+    ) -> None:
         with self.pool.launching, torch.cuda.device(self.device), quiet_collector():
             self.this_lane.reserve([key.bucket for key in keys])
             for key in keys:
-                self.this_lane.capture(key, head, legal)
+                if again or not self.this_lane.find(key):  # a pipeline may open once more
+                    self.this_lane.capture(key, head, legal)
             torch.cuda.empty_cache()  # what the runs before captures took
 
     def _open(self) -> None:

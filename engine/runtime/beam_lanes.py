@@ -66,6 +66,9 @@ class BeamLanes:
         """Where a pipeline's legal sequences are kept, if lanes read them from places of their own."""
         return None
 
+    def release(self, slots: LegalSlots | None) -> None:
+        """A pipeline closes: what was made for its legal sequences may go. Idempotent."""
+
     def sizes(self, plan: SearchPlan) -> tuple[int, ...]:
         """Prompts of a batch that fill what was made for them, ascending; empty: any count is as good."""
         del plan

@@ -102,6 +102,9 @@ def test_items_are_swapped_between_two_batches(beams: Beams) -> None:
     with pytest.raises(StaleLegalError):
         captured(beams, PROMPTS, [WIDTH] * 4, PLAN, old)
     same(captured(beams, PROMPTS, [4] * 4, PLAN, served), plain(beams, PROMPTS, [4] * 4, PLAN, versions[-1]))
+    for _ in range(2):
+        beams.release(slots)
+        assert beams.num_graphs == 0
 
 
 @pytest.mark.usefixtures("acted_cuda")
