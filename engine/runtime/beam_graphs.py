@@ -34,8 +34,11 @@ from engine.runtime.quiet_collector import quiet_collector
 
 @dataclass(frozen=True)
 class _Prepared:
+    """What graphs were made for, and the head whose tensors they read."""
+
     plan: SearchPlan
     buckets: BeamBuckets
+    head: Head
 
 
 class GraphBeamLanes(BeamLanes):
@@ -66,7 +69,7 @@ class GraphBeamLanes(BeamLanes):
         buckets: BeamBuckets | None = None,
     ) -> None:
         """Capture on every lane what batches within `sizes` need; call while no lane has work."""
-        prepared = _Prepared(plan, buckets or make_beam_buckets(sizes))
+        prepared = _Prepared(plan, buckets or make_beam_buckets(sizes), self._head.of(plan))
         with self._capturing:  # items may outgrow their place meanwhile
             self._prepared.setdefault(slots, []).append(prepared)
             for slot in (None,) if slots is None else (0, 1):
@@ -80,7 +83,7 @@ class GraphBeamLanes(BeamLanes):
     def release(self, slots: LegalSlots | None) -> None:
         if slots is None or slots not in self._prepared:
             return
-        del self._prepared[slots]
+        gone = self._prepared.pop(slots)
         place = self._numbers.pop(slots)
 
         def drop() -> None:
@@ -89,6 +92,7 @@ class GraphBeamLanes(BeamLanes):
 
         with suppress(RuntimeError):  # the lanes have ended, and their graphs with them
             self.pool.on_every_lane(drop)
+        gone.clear()  # not before the graphs that read it
 
     def sizes(self, plan: SearchPlan) -> tuple[int, ...]:
         """Prompts of a batch that fill a graph; all of them where nothing was captured for `plan`."""
@@ -181,7 +185,7 @@ class GraphBeamLanes(BeamLanes):
         self, prepared: _Prepared, slots: LegalSlots | None, slot: int | None, *, again: bool = False
     ) -> None:
         """Every bucket on every lane; `again`: in place of graphs that are there, one after the other."""
-        buckets, head = prepared.buckets.all, self._head.of(prepared.plan)
+        buckets, head = prepared.buckets.all, prepared.head
         placed = None if slots is None or slot is None else slots.whole(slot)
         place = None if slots is None or slot is None else (self._numbers[slots], slot)
         keys = [SearchKey(prepared.plan, place, bucket) for bucket in buckets]
