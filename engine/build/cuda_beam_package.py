@@ -21,6 +21,7 @@ from engine.models.cuda_beam import CudaPromptDecoder, CudaStepDecoder
 from engine.models.plan import Plan
 from engine.ops.portable.linear import quantise_weight
 from engine.packed import MIN_SAMPLES, BatchBounds
+from engine.runtime.beam_buckets import whole_steps
 
 NOTE = "beams: the attention's projections stay bf16, every layer goes the portable path"
 
@@ -60,8 +61,8 @@ def write_cuda_beam_packages(
 
 
 def most_tokens(bounds: BatchBounds) -> int:
-    """Of the prompts' pass; every prompt that is missing takes one."""
-    return bounds.tokens + bounds.samples + 1
+    """Of the prompts' pass; every prompt that is missing takes one, and buckets are whole steps."""
+    return whole_steps(bounds.tokens + bounds.samples + 1)
 
 
 def _export_prompts(decoder: CudaPromptDecoder, bounds: BatchBounds, device: torch.device) -> ExportedProgram:

@@ -16,7 +16,7 @@ from engine.packed import MIN_SAMPLES
 TILE_ROWS = 256  # what cuBLASLt's larger tiles take at once
 GROWTH = 1.3  # of requests, and of tokens a prompt, from one size to the next
 SMALLEST_PROMPT = 16
-TOKEN_STEP = 8
+TOKEN_STEP = 16  # rows of a prompts' pass: the library's products are several times slower for others
 NARROW = 4  # a request that asks for a quarter of the width is served by graphs of that width
 LEAST_NARROW = 8
 
@@ -102,9 +102,14 @@ def prompt_sizes(width: int, most: int) -> tuple[int, ...]:
 def token_sizes(prompts: int, sizes: SearchSizes) -> tuple[int, ...]:
     """Of all prompts together, ascending; the last holds any batch of so many."""
     padding = max(prompts, MIN_SAMPLES)
-    most = min(sizes.tokens, prompts * sizes.tokens_per_prompt)
+    most = min(sizes.tokens, prompts * sizes.tokens_per_prompt) + padding
     found, each = [], float(SMALLEST_PROMPT)
-    while (tokens := -(-int(prompts * each) // TOKEN_STEP) * TOKEN_STEP) < most:
-        found.append(tokens + padding)
+    while (tokens := whole_steps(int(prompts * each) + padding)) < most:
+        found.append(tokens)
         each *= GROWTH
-    return (*found, most + padding)
+    return (*found, whole_steps(most))
+
+
+def whole_steps(tokens: int) -> int:
+    """`tokens` and those of padding that a bucket adds to them."""
+    return -(-tokens // TOKEN_STEP) * TOKEN_STEP

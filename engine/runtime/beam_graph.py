@@ -19,7 +19,7 @@ from engine.beam.kept_cache import KeptCache, PromptInputs
 from engine.beam.legal import LegalTensors
 from engine.beam.search import Head, SearchPlan, search
 from engine.packed import PackedBatch
-from engine.runtime.beam_buckets import BeamBucket
+from engine.runtime.beam_buckets import TOKEN_STEP, BeamBucket
 from engine.runtime.beam_transfer import BeamInputs, gather_results, spread_results
 from engine.runtime.capture import Capture, pinned_like
 from engine.runtime.graph_lane import GraphLane
@@ -75,7 +75,8 @@ class BeamGraphLane:
         inputs = BeamInputs.over(self._host, bucket)
         for x in (inputs.input_ids, inputs.positions):
             x.zero_()
-        each = max(1, bucket.tokens // bucket.segments - 1)  # tokens a prompt, padding's apart
+        # Tokens a prompt: no more than a prompt may have, so without what pads the bucket.
+        each = max(1, (bucket.tokens - TOKEN_STEP) // bucket.segments - 1)
         inputs.cu_seqlens.copy_(torch.arange(bucket.segments + 1) * each)
         inputs.widths.fill_(bucket.width)
         with torch.cuda.stream(stream), torch.no_grad():

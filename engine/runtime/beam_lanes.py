@@ -23,7 +23,7 @@ from engine.beam.legal import LegalTensors
 from engine.beam.search import SearchPlan, search
 from engine.manifest import PROMPT_PACKAGE, STEP_PACKAGE
 from engine.packed import BatchBounds, PackedBatch, pack
-from engine.runtime.beam_buckets import SearchSizes
+from engine.runtime.beam_buckets import SearchSizes, whole_steps
 from engine.runtime.lanes import LanePool
 from engine.runtime.legal_slots import LegalSlots
 
@@ -137,6 +137,6 @@ class BeamLanes:
         if self._kept is None:
             shape = CacheShape(layers, bounds.steps, bounds.rows, heads, head_dim)
             return BeamCache(prompt, step, shape, weight.dtype, self.device)
-        tokens = self._kept.tokens + bounds.prompts + 1  # padding: a token a prompt
+        tokens = whole_steps(self._kept.tokens + bounds.prompts + 1)  # padding: a token a prompt
         kept = KeptShape(layers, bounds.steps, tokens, bounds.rows, heads, head_dim)
         return KeptCache(prompt, step, kept, weight.dtype, self.device)
