@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,8 +14,14 @@ from engine.models.architecture import Architecture, Rope
 from engine.models.cuda_decoder import CudaDecoder
 from engine.models.cuda_weights import UNROTATE, prepare_weights
 from engine.models.decoder import PackedDecoder
-from engine.models.plan import HopperKernels, Plan, choose_plan, restrict_plan
+from engine.models.hopper_layers import HopperLayer
+from engine.models.plan import HopperKernels, Plan, choose_plan, layer_shape, restrict_plan
+from engine.ops.hopper.layer import Batch, run_layers
+from engine.ops.hopper.plan import plan
+from engine.ops.hopper.rows import rows
 from engine.packed import BatchBounds, pack
+from engine.quant.emulation import EmulatedDecoder
+from engine.quant.preparation import prepare
 from engine.quant.schemes import Form
 from engine.quant.texts import Text
 
@@ -84,6 +90,36 @@ def test_near_the_plain_decoder(kind: str, trusted: bool) -> None:
     assert float((out - want).norm() / want.norm()) < 0.06  # fp8 is at 0.1
     assert made.plan.layers[0].exact[:1] == ("qkv",)  # nothing came before
     assert Plan.from_manifest(made.plan.to_manifest()) == made.plan
+
+
+def test_a_layer_loses_what_the_emulation_says() -> None:
+    """The same layers of the same stream: what int8 does to their result, emulated and by the oracles."""
+    architecture = KINDS["norm"]
+    weights, packed = random_weights(architecture), pack(SAMPLES)
+    texts = [Text(tuple(sample)) for sample in SAMPLES]
+    made = round_decoder(
+        architecture, weights, plan_of(architecture), texts, trusted=False, say=lambda _: None
+    )
+    prepared = prepare_weights(made.weights, architecture, made.plan, max_seqlen=96, rounded=made.layers)
+    prepared |= {name: prepared[name].bfloat16() for name in ("embed_tokens.weight", "norm.weight")}
+    ready = prepared | {UNROTATE: made.unrotate}
+    layers = cast(list[HopperLayer], CudaDecoder.from_weights(architecture, ready, made.plan, BOUNDS).layers)
+    decoder = EmulatedDecoder(architecture, made.weights, made.unrotate, torch.bfloat16)
+    matrices = prepare(decoder, packed, None, ["int8"], "stream", compensated=False)["int8"]
+    shape, tables = layer_shape(architecture), (prepared["hopper_cos"], prepared["hopper_sin"])
+    items, offsets = plan("", packed.cu_seqlens, packed.positions, shape.num_q, shape.num_kv, 264)
+    batch = Batch(packed.positions, items, offsets, *tables)
+    stream, emulated = decoder.begin(packed)
+    for index in range(architecture.num_layers):
+        want = decoder.step(index, stream, emulated, {})
+        theirs = decoder.step(index, stream, emulated, matrices)
+        x = stream.x.bfloat16()
+        rows_of_x = (x, *rows("", x, torch.ones(2), torch.int8))
+        y = run_layers("", shape, [layers[index].weights()], rows_of_x, batch)[0].float()
+        lost, expected = ((each - want.x).norm() for each in (y, theirs.x))
+        assert float(lost / expected) == pytest.approx(1.0, abs=0.2)
+        assert float(expected) < 0.1 * float((want.x - stream.x).norm())
+        stream = want
 
 
 @pytest.mark.parametrize("stay", ["qkv", "output", "gate_up", "down"])
