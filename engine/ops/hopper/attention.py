@@ -115,4 +115,4 @@ def attention_reference(  # noqa: PLR0913, PLR0917
         p = torch.exp2(s - s.amax(-1, keepdim=True))
         out[rows] = ((p.bfloat16().float() @ values) / p.sum(-1, keepdim=True)).transpose(0, 1)
     scaled = (out * scales[:, None]).reshape(tokens, -1)
-    return quantise(scaled[:, attention_columns(num_q, head_dim).to(qkv.device)], output)
+    return quantise(scaled[:, attention_columns(num_q, head_dim, output).to(qkv.device)], output)

@@ -109,7 +109,8 @@ def gate_up_reference(  # noqa: PLR0913, PLR0917
     """The oracle: same arguments, plain torch."""
     r = torch.rsqrt(partials.sum(-1, keepdim=True) / a.shape[1] + eps)
     y = product(a, w, scales, row_scales, paired=True) * r
-    order = (hadamard_rows if output == torch.int8 else gate_up_rows)(w.shape[0] // 2)
+    width = w.shape[0] // 2
+    order = hadamard_rows(width) if output == torch.int8 else gate_up_rows(width, output)
     g, u = y[:, inverse(order).to(w.device)].chunk(2, 1)
     h = F.silu(g) * u
     if output == torch.int8:

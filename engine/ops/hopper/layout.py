@@ -3,11 +3,14 @@ neighbours in memory.
 
 In a wgmma tile a thread holds of a row the columns 8 j + 2 q + e (q its lane in the quad, e 0 or 1, j any).
 Each function returns int64[n] `order`: stored row (or column) i is logical row order[i]. All are
-permutations; `inverse` undoes them.
+permutations; `inverse` undoes them. A thread stores 16 bytes at once, and the four lanes of a quad 64 side by
+side: whole sectors of 32 bytes, where two half ones would be two writes.
 """
 
 import torch
 from torch import Tensor
+
+STORE_BYTES = 16  # of a thread
 
 
 def _split(num: int, block: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -22,12 +25,13 @@ def residual_rows(width: int) -> Tensor:
     return 32 * block + 8 * q + 2 * j + e
 
 
-def gate_up_rows(intermediate: int) -> Tensor:
-    """gate over up, [2 intermediate] rows (intermediate % 64 == 0): gate (e = 0) and up (e = 1) of columns 16
-    q .. 16 q + 15 of every 64.
+def gate_up_rows(intermediate: int, output: torch.dtype) -> Tensor:
+    """gate over up, [2 intermediate] rows (intermediate % 64 == 0): gate (e = 0) and up (e = 1) of columns n
+    q .. n q + n - 1 of every 4 n, where n results of type `output` are a store.
     """
     block, j, q, e = _split(2 * intermediate, 128)
-    return 64 * block + 16 * q + j + e * intermediate
+    n = STORE_BYTES // output.itemsize
+    return 64 * block + 4 * n * (j // n) + n * q + j % n + e * intermediate
 
 
 def hadamard_rows(intermediate: int) -> Tensor:
@@ -54,14 +58,15 @@ def qkv_rows(num_heads: int, head_dim: int) -> Tensor:
     return head_dim * head + 32 * (j // 8) + 8 * q + j % 8 + head_dim // 2 * e
 
 
-def attention_columns(num_heads: int, head_dim: int) -> Tensor:
-    """Order in which the attention stores its outputs, and so of o's columns: head_dim / 4 values of one
-    thread after the other.
+def attention_columns(num_heads: int, head_dim: int, output: torch.dtype) -> Tensor:
+    """Order in which the attention stores its outputs, and so of o's columns: the first store of each lane of
+    a quad, then the second.
     """
     p = torch.arange(num_heads * head_dim)
+    n = STORE_BYTES // output.itemsize
     head, r = p // head_dim, p % head_dim
-    per_thread = head_dim // 4
-    q, j, e = r // per_thread, r % per_thread // 2, r % 2
+    store, q, value = r // (4 * n), r % (4 * n) // n, r % n
+    j, e = (store * n + value) // 2, value % 2
     return head_dim * head + 8 * j + 2 * q + e
 
 

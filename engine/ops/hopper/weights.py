@@ -162,9 +162,9 @@ def prepare_layer(
     rounded = rounded or {}
     qkv_order = layout.qkv_rows(shape.num_q + 2 * shape.num_kv, shape.head_dim)
     lin_order = layout.residual_rows(shape.hidden)
-    attended = layout.attention_columns(shape.num_q, shape.head_dim)
+    attended = layout.attention_columns(shape.num_q, shape.head_dim, precision["o"])
     mixed, device = precision["down"] == torch.int8, source.qkv.device
-    gate_up_order = (layout.hadamard_rows if mixed else layout.gate_up_rows)(shape.intermediate)
+    gate_up_order = _gate_up_order(shape, precision["down"])
     heads = torch.as_tensor(factors.o, dtype=torch.float32, device=device).expand(shape.num_q).contiguous()
 
     unscaled = (1 / heads).repeat_interleave(shape.head_dim) if precision["o"] == torch.int8 else None
@@ -203,6 +203,12 @@ def prepare_layer(
     )
 
 
+def _gate_up_order(shape: LayerShape, down: torch.dtype) -> Tensor:
+    if down == torch.int8:
+        return layout.hadamard_rows(shape.intermediate)
+    return layout.gate_up_rows(shape.intermediate, down)
+
+
 def restore_layer(shape: LayerShape, weights: LayerWeights, qkv_factor: Tensor) -> LayerSource:
     """The inverse of prepare_layer, but for what rounding lost: what the stored values stand for, in logical
     order. Norms stay folded into the matrices behind them: theirs are ones. qkv_factor: `Factors.qkv`.
@@ -218,8 +224,9 @@ def restore_layer(shape: LayerShape, weights: LayerWeights, qkv_factor: Tensor) 
 
     qkv_order = layout.qkv_rows(shape.num_q + 2 * shape.num_kv, shape.head_dim)
     lin_order = layout.residual_rows(shape.hidden)
-    gate_up_order = (layout.hadamard_rows if mixed else layout.gate_up_rows)(shape.intermediate)
-    o = take("o", lin_order, heads[0], layout.attention_columns(shape.num_q, shape.head_dim))
+    gate_up_order = _gate_up_order(shape, weights.down.dtype)
+    attended = layout.attention_columns(shape.num_q, shape.head_dim, weights.o.dtype)
+    o = take("o", lin_order, heads[0], attended)
     down = take(
         "down", lin_order, weights.gate_up_scales[-1],
         layout.hadamard_columns(shape.intermediate) if mixed else None,

@@ -87,7 +87,7 @@ template <int D, class Out> __global__ void __launch_bounds__(256, 2) attention_
     const bool mine = head < (item.kv_head + 1) * (p.num_q / p.num_kv);
     const float scale = __ldg(p.scales + min(head, p.num_q - 1));
     const size_t stride = static_cast<size_t>(p.num_q) * D;
-    acc.template store<Out>(p.out, (item.start + r) * stride + head * D + (D / 4) * q, stride, scale, mine && r < item.length, mine && r + 8 < item.length);
+    acc.template store<Out>(p.out, (item.start + r) * stride + head * D, q, stride, scale, mine && r < item.length, mine && r + 8 < item.length);
   }
 }
 

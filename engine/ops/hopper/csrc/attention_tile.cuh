@@ -129,13 +129,13 @@ template <int D> struct Accumulator {
       }
     }
   }
-  // A head's outputs are stored in the order layout.attention_columns(): D / 4 contiguous values a thread.
-  template <class Out> __device__ __forceinline__ void store(void* out, size_t offset, size_t row_stride, float scale, bool valid0, bool valid1) {
+  // A head's outputs are stored in the order layout.attention_columns(): 16 bytes of each lane of a quad, side by side, then the next 16.
+  template <class Out> __device__ __forceinline__ void store(void* out, size_t offset, int q, size_t row_stride, float scale, bool valid0, bool valid1) {
     const float f[2] = {scale / quad_sum(total[0]), scale / quad_sum(total[1])};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const bool valid = i ? valid1 : valid0;
-      uint8_t* dst = static_cast<uint8_t*>(out) + (offset + i * 8 * row_stride) * Out::kBytes;
+      uint8_t* dst = static_cast<uint8_t*>(out) + (offset + i * 8 * row_stride) * Out::kBytes + 16 * q;
 #pragma unroll
       for (int z = 0; z < D * Out::kBytes / 64; z++) {
         uint32_t u[4];
@@ -149,7 +149,7 @@ template <int D> struct Accumulator {
             u[y] = pack_bf16(v[0] * f[i], v[1] * f[i]);
           }
         }
-        if (valid) *reinterpret_cast<uint4*>(dst + 16 * z) = make_uint4(u[0], u[1], u[2], u[3]);
+        if (valid) *reinterpret_cast<uint4*>(dst + 64 * z) = make_uint4(u[0], u[1], u[2], u[3]);
       }
     }
   }

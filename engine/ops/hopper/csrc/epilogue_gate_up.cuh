@@ -1,5 +1,6 @@
 // gate_up: h = silu(g) u, with g and u scaled by 1 / rms of their row. Weight rows are stored in the order layout.gate_up_rows(): gate
-// and up of one column side by side, and a thread holds 16 neighbouring columns of every 64. For int8 results the order is
+// and up of one column side by side, and a thread holds 16 neighbouring columns of every 64 (in bf16 8 of every 32), 16 bytes of a store.
+// For int8 results the order is
 // layout.hadamard_rows(): a thread holds 32 neighbouring columns of every 128, which a Hadamard transform mixes in registers.
 #pragma once
 #include "gemm.cuh"
@@ -45,7 +46,7 @@ template <int BN, class Elem, class Out> struct GateUp {
         for (int g = 0; g < BN / 128; g++) {
           const bool stored = f.valid[i] && f.col0 + 128 * g < f.n;
           const float* a = acc + 64 * g + 2 * i;
-          const size_t offset = static_cast<size_t>(f.row[i]) * (f.n / 2) + (f.col0 + 128 * g) / 2 + 16 * f.q;
+          const size_t offset = static_cast<size_t>(f.row[i]) * (f.n / 2) + (f.col0 + 128 * g) / 2 + 16 / Out::kBytes * f.q;
           if constexpr (Out::kBytes == 1) store8(static_cast<uint8_t*>(p.h) + offset, a, gate, up, stored);
           else store16(static_cast<__nv_bfloat16*>(p.h) + offset, a, gate, up, stored);
         }
@@ -116,7 +117,7 @@ template <int BN, class Elem, class Out> struct GateUp {
         h[y + 1] = v[4] * v[5] * (d0 * inverse);
       }
       if (valid)
-        *reinterpret_cast<uint4*>(out + 8 * z) = make_uint4(pack_bf16(h[0], h[1]), pack_bf16(h[2], h[3]), pack_bf16(h[4], h[5]), pack_bf16(h[6], h[7]));
+        *reinterpret_cast<uint4*>(out + 32 * z) = make_uint4(pack_bf16(h[0], h[1]), pack_bf16(h[2], h[3]), pack_bf16(h[4], h[5]), pack_bf16(h[6], h[7]));
     }
   }
 };

@@ -71,7 +71,7 @@ def test_the_oracle_sees_prefixes_as_the_portable_one_does(case, heads):
     out = attention("", rows, items, offsets, torch.ones(num_q), num_q, num_kv, BF16, constant)
     q, k, v = rows.view(len(rows), -1, d).split([num_q, num_kv, num_kv], 1)
     want = reference.varlen_attention(q, k, v, None, cu_seqlens, None, prefixes, constant[0], constant[1])
-    out = out[: sum(lengths), inverse(attention_columns(num_q, d))].float()
+    out = out[: sum(lengths), inverse(attention_columns(num_q, d, BF16))].float()
     assert (out - want[: sum(lengths)].float()).abs().max() < 0.03
 
 
@@ -81,7 +81,7 @@ def test_the_oracle_is_causal_attention():
     rows, cu_seqlens, positions = batch(lengths, 3, heads, "cpu")
     items, offsets = plan_reference("", cu_seqlens, positions, num_q, num_kv, 5)
     out = attention("", rows, items, offsets, torch.ones(num_q), num_q, num_kv, BF16)
-    out = out[:, inverse(attention_columns(num_q, d))].float()
+    out = out[:, inverse(attention_columns(num_q, d, BF16))].float()
     start = 0
     for n in lengths:
         y = rows[start : start + n].float().view(n, -1, d).transpose(0, 1)

@@ -64,14 +64,21 @@ def test_predicted_rows_are_those_of_the_emulation() -> None:
     assert (x8 != want8).float().mean() < 2e-2
 
 
-@pytest.mark.parametrize("order", [layout.gate_up_rows, layout.hadamard_rows])
-def test_gate_and_up_keep_their_scales(order) -> None:
+@pytest.mark.parametrize(
+    "order",
+    [
+        layout.gate_up_rows(256, torch.bfloat16),
+        layout.gate_up_rows(256, torch.float8_e4m3fn),
+        layout.hadamard_rows(256),
+    ],
+)
+def test_gate_and_up_keep_their_scales(order: torch.Tensor) -> None:
     torch.manual_seed(2)
     w = torch.randn(512, 64) * torch.tensor([1.0, 10.0, 0.1, 3.0]).repeat_interleave(128)[:, None]
     matrix = round_to_nearest(w)
-    stored, scales = store_rounded(matrix, order(256))
+    stored, scales = store_rounded(matrix, order)
     a, steps = torch.randint(-127, 128, (5, 64), dtype=INT8), torch.rand(5)
-    y = product(a, stored, scales, steps, paired=True)[:, layout.inverse(order(256))]
+    y = product(a, stored, scales, steps, paired=True)[:, layout.inverse(order)]
     want = (a.float() @ matrix.values.float().T) * matrix.scales.repeat_interleave(128) * steps[:, None]
     torch.testing.assert_close(y, want)
 
