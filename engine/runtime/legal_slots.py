@@ -43,6 +43,7 @@ class LegalSlots:
         self._device, self._recapture = device, recapture
         self._places: list[LegalTensors | None] = [None, None]
         self._generations, self._users = [0, 0], [0, 0]
+        self._moved = [False, False]  # places over which no graphs were captured yet
         self._changed = Condition()
 
     def place(self, tensors: LegalTensors, served: LegalTensors | None) -> PlacedLegal:
@@ -58,7 +59,10 @@ class LegalSlots:
         assert place is not None
         if not _fits(tensors, place):
             place = self._places[slot] = _make_place(tensors, self._device)
+            self._moved[slot] = True
+        if self._moved[slot]:  # now, or in an earlier call whose captures failed
             self._recapture(self, slot)
+            self._moved[slot] = False
         filled = self._fill(place, tensors)
         offsets, tokens, children = filled
         return PlacedLegal(offsets, tokens, children, tensors.max_degree, self, slot, self._generations[slot])
@@ -69,7 +73,7 @@ class LegalSlots:
         pairs = [(getattr(place, name), getattr(tensors, name)) for name in names]
         filled = [target[: len(source)] for target, source in pairs]
         stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):  # lanes have streams of their own
+        with torch.cuda.stream(stream):
             for front, (_, source) in zip(filled, pairs, strict=True):
                 front.copy_(source)
         if stream is not None:
@@ -102,6 +106,8 @@ def _make_place(tensors: LegalTensors, device: torch.device) -> LegalTensors:
     offsets, tokens, children = (
         torch.zeros(size, dtype=torch.int32, device=device) for size in (nodes, edges, edges)
     )
+    if device.type == "cuda":  # lanes and copies have streams of their own
+        torch.cuda.current_stream(device).synchronize()
     degrees = tuple(1 << degree.bit_length() for degree in tensors.max_degree)
     return LegalTensors(offsets, tokens, children, degrees)
 
