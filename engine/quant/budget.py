@@ -3,7 +3,8 @@
 Defaults, with their reason: bf16 alone moves a label of SmolLM2-135M by 0.03 (log-probability) and the next
 token's distribution by 0.0009 (KL); every model is trained and published at about that noise. 0.05 is less
 than twice it, a quarter of the margin (0.2) under which we call two labels equally likely, and 5% of a
-probability; 0.004 is what goes with it.
+probability; 0.004 is what goes with it. bf16 alone loses 4% of the 100 winners of a search: 0.9 of them is
+about twice that.
 """
 
 from __future__ import annotations
