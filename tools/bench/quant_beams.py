@@ -5,7 +5,9 @@ recall pipeline's template, the whole vocabulary, sequences of D + 1 tokens. One
 prompts are of those that judge. A line a plan as it is measured, then one JSON line. About 3 CPU seconds a
 prompt and plan at the full size (--prompts 50 --width 100 --steps 4), twice that for int8.
 
-    SCHEME             every matrix          SCHEME/noprefix    the template's leading tokens in 8 bits too
+    SCHEME             every matrix
+    SCHEME/noprefix    the template's leading tokens in 8 bits too
+    SCHEME/mlp         gate_up and down alone, the rest and the head in bf16, leading tokens in 8 bits too
 """
 
 from __future__ import annotations
@@ -59,9 +61,12 @@ def measure(
     scheme: Scheme | None = next((each for each in SCHEMES if each == name), None)
     if scheme is None:
         raise SystemExit(f"--plans: {name!r} is no scheme of {', '.join(SCHEMES)}")
-    if part == "noprefix":
+    if part in ("noprefix", "mlp"):
         texts = [Text(text.ids) for text in texts]
     matrices = laboratory.matrices(scheme)
+    if part == "mlp":
+        narrow = {place: each for place, each in matrices.items() if place[1] in ("gate_up", "down")}
+        matrices = laboratory.matrices("bf16", whole_form(scheme)) | narrow
     decoder = laboratory.decoder(whole_form(scheme), torch.bfloat16)
     width, head = len(reference[0].tokens), laboratory.model.head
     found = [find_winners(decoder, head, text, matrices, width=width, steps=steps) for text in texts]
