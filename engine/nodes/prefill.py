@@ -129,4 +129,10 @@ def _prefixes(options: PrefillOptions, opened: OpenedArtifact, context: NodeCont
     longest = min(context.bounds.tokens_per_sample - 1, opened.lanes.most_constant)
     ids = source.constant_prefix[:longest]
     constant = opened.artifact.constant_prefix(ids) if len(ids) >= rules.min_constant else None
+    if constant is None and opened.artifact.quantises:
+        logger.warning(
+            "artifact %r: its prompts here begin with nothing that stays the same, so their first tokens are "
+            "in 8 bits; measure such texts: boundgen doctor ARTIFACT TEXTS",
+            options.artifact,
+        )
     return Prefixes(constant, rules, opened.lanes.most_segments)

@@ -7,7 +7,9 @@ prompt and plan at the full size (--prompts 50 --width 100 --steps 4), twice tha
 
     SCHEME             every matrix
     SCHEME/noprefix    the template's leading tokens in 8 bits too
-    SCHEME/mlp         gate_up and down alone, the rest and the head in bf16, leading tokens in 8 bits too
+    SCHEME/mlp         gate_up and down alone, the rest and the head in bf16
+
+--whole: no token is left out of calibration or of 8 bits.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ def measure(
     scheme: Scheme | None = next((each for each in SCHEMES if each == name), None)
     if scheme is None:
         raise SystemExit(f"--plans: {name!r} is no scheme of {', '.join(SCHEMES)}")
-    if part in ("noprefix", "mlp"):
+    if part == "noprefix":
         texts = [Text(text.ids) for text in texts]
     matrices = laboratory.matrices(scheme)
     if part == "mlp":
@@ -85,11 +87,14 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--width", type=int, default=20)
     parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--whole", action="store_true")
     options = parser.parse_args()
     checkpoint = load_checkpoint(smollm2_gguf(), max_tokens=BOUNDS.tokens_per_sample)
     texts = searches(checkpoint)
-    laboratory = Laboratory(model_of(checkpoint), texts.calibrate, tell)
-    prompts = texts.judge[: options.prompts]
+    calibrate, prompts = texts.calibrate, texts.judge[: options.prompts]
+    if options.whole:
+        calibrate, prompts = (tuple(Text(text.ids) for text in part) for part in (calibrate, prompts))
+    laboratory = Laboratory(model_of(checkpoint), calibrate, tell)
     reference = search_exactly(laboratory, prompts, options.width, options.steps)
     tell("plan | winners shared | best 10 | best one | pairs in order | score shift | seconds")
     found = {}

@@ -211,6 +211,8 @@ def test_eight_bits_need_a_constant_prefix_however_short(
     assert not caplog.records
     assert make_node("prefill", inputs, artifact="causal", head="embedding", prefixes="off")
     assert "prefixes = 'off', so the first tokens of every prompt are in 8 bits" in caplog.text
+    assert make_node("prefill", TOKENS, artifact="causal", head="embedding")
+    assert "begin with nothing that stays the same" in caplog.text
 
 
 def test_an_unknown_way_with_prefixes_is_named(make_node: Any) -> None:
