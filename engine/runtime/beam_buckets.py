@@ -16,7 +16,7 @@ from engine.packed import MIN_SAMPLES
 TILE_ROWS = 256  # what cuBLASLt's larger tiles take at once
 GROWTH = 1.3  # of requests, and of tokens a prompt, from one size to the next
 SMALLEST_PROMPT = 16
-TOKEN_STEP = 16  # rows of a prompts' pass: the library's products are several times slower for others
+TOKEN_STEP = 16  # rows of a prompts' pass, in whole steps: what the library's 8-bit products are made for
 NARROW = 4  # a request that asks for a quarter of the width is served by graphs of that width
 LEAST_NARROW = 8
 

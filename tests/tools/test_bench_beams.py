@@ -16,8 +16,9 @@ from engine.artifact import Artifact
 from engine.models.architecture import Architecture
 from engine.runtime.beam_lanes import BeamLanes
 from engine.runtime.legal_slots import LegalSlots
+from tools.bench import beam_loops
 from tools.bench.beam_engine import BeamSetup, bench_beams, make_setup
-from tools.bench.beam_loops import best_rate, run_closed
+from tools.bench.beam_loops import Load, best_rate, run_closed
 from tools.bench.beam_run import BeamLoads, Searched, measure
 from tools.bench.beam_work import count_flops
 from tools.bench.card import Replay, Timing
@@ -102,9 +103,20 @@ def test_loads_keep_their_rates() -> None:
     assert max(sizes) == 3
     assert load.mean_ms >= 1
     assert load.p99_ms >= load.mean_ms
-    loads = best_rate(search, prompts, 100, most=1, lanes=1, seconds=0.2, mean_ms=1.5)
-    assert loads[-1].mean_ms > 1.5
-    assert all(each.mean_ms <= 1.5 for each in loads[:-1])
+
+
+@pytest.mark.parametrize("first", [120.0, 180.0, 300.0, 3000.0])
+def test_the_best_rate_is_found_from_either_side(first: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A latency that grows with the rate, 20 ms at 200 a second."""
+
+    def acted(_: object, __: object, rate: float, **___: object) -> Load:
+        return Load(rate, rate, rate / 10, rate / 5, 1.0)
+
+    monkeypatch.setattr(beam_loops, "run_poisson", acted)
+    loads = best_rate(lambda _: None, [], first, most=1, lanes=1, seconds=0.0, mean_ms=20.0)
+    best = max(each.offered for each in loads if each.mean_ms <= 20)
+    assert 200 / 1.05 <= best <= 200
+    assert [each.mean_ms > 20 for each in loads[:-1]] == [first > 200] * (len(loads) - 1)
 
 
 def test_work_is_that_of_the_formula() -> None:

@@ -20,6 +20,7 @@ Prompt = list[int]
 Search = Callable[[Sequence[Prompt]], object]  # blocks until the results are there; one call a lane at once
 WARM_UP = 0.15  # of the time, not counted
 IDLE_S = 20e-6  # between two looks at an empty queue
+LEAST_RATE = 1.0  # arrivals a second below which no rate is looked for
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,14 @@ def best_rate(
     search: Search, prompts: Sequence[Prompt], first: float, *, most: int, lanes: int, seconds: float,
     mean_ms: float,
 ) -> list[Load]:  # fmt: skip
-    """Loads at rising rates from `first` on, by a twentieth each, to the first of a longer mean latency."""
-    loads, rate = [], first
-    while True:
+    """Loads at rates a twentieth apart: from `first` up to one of a longer mean latency, or, where that one's
+    is longer already, down to one of a shorter."""
+    loads = [run_poisson(search, prompts, first, most=most, lanes=lanes, seconds=seconds)]
+    over, rate = loads[0].mean_ms > mean_ms, first
+    while (loads[-1].mean_ms > mean_ms) == over and rate > LEAST_RATE:
+        rate *= 1 / 1.05 if over else 1.05
         loads.append(run_poisson(search, prompts, rate, most=most, lanes=lanes, seconds=seconds))
-        if loads[-1].mean_ms > mean_ms:
-            return loads
-        rate *= 1.05
+    return loads
 
 
 def _serve(

@@ -34,6 +34,5 @@ def test_a_narrow_request_takes_a_narrow_graph() -> None:
 
 @given(st.integers(1, 512), st.integers(1, 32), st.integers(1, 2048))
 def test_prompts_passes_have_whole_steps_of_rows(width: int, prompts: int, longest: int) -> None:
-    """The library's 8-bit products took four times as long at 2,882 rows as at twice as many."""
     buckets = make_beam_buckets(SearchSizes(width, prompts, longest, prompts * longest))
     assert all(bucket.tokens % 16 == 0 for bucket in buckets.all)
