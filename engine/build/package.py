@@ -47,7 +47,7 @@ from engine.models.checkpoint import Checkpoint, load_checkpoint
 from engine.models.cuda_weights import restore_weights
 from engine.models.decoder import PackedDecoder, no_constant
 from engine.models.plan import Plan
-from engine.models.weights import LM_HEAD, SCORE, convert_weights
+from engine.models.weights import LM_HEAD, OF_NO_DECODER, SCORE, convert_weights
 from engine.packed import PackedBatch
 from engine.prefixes import ConstantPrefix
 from engine.runtime.graph_lanes import GraphLanePool
@@ -176,7 +176,7 @@ def _prefix(
     spec: BuildSpec, checkpoint: Checkpoint, weights: dict[str, Tensor], ids: tuple[int, ...]
 ) -> ConstantPrefix:
     """As the artifact will compute it."""
-    decoder = {name: tensor for name, tensor in weights.items() if name not in (LM_HEAD, SCORE)}
+    decoder = {name: tensor for name, tensor in weights.items() if name not in OF_NO_DECODER}
     restored = restore_weights(decoder, checkpoint.architecture)
     return compute_prefix(checkpoint.architecture, restored, ids, torch.device(spec.device))
 

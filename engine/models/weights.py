@@ -20,6 +20,7 @@ INV_FREQ = "inv_freq"
 LM_HEAD = "lm_head.weight"  # absent where it is the embedding's
 SCORE = "score.weight"
 NARROW_HEAD, NARROW_HEAD_SCALE = "narrow_head.weight", "narrow_head.weight_scale"  # of a search in 8 bits
+OF_NO_DECODER = (LM_HEAD, SCORE, NARROW_HEAD, NARROW_HEAD_SCALE)
 # decoder's name -> the checkpoint's, in the order in which rows are joined
 _FUSED = {
     "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

@@ -23,10 +23,13 @@ from engine.beam.search import SearchPlan
 from engine.build import BuildSpec, build_artifact
 from engine.build.cuda_beam_package import NOTE
 from engine.build.plain_beams import search_plainly
+from engine.manifest import WEIGHTS
+from engine.models.checkpoint import load_checkpoint
 from engine.packed import BatchBounds, pack
 from engine.pipeline import Answer, Pipeline, PipelineConfig
 from engine.runtime.beam_lanes import BeamLanes
 from engine.runtime.lanes import LanePool
+from engine.runtime.native import load_weights
 from engine.store import ArtifactStore
 from hopper_models import save_tiny
 
@@ -42,6 +45,7 @@ class Built:
     checkpoint: Path
     artifact: Path
     precision: str
+    spec: BuildSpec
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +60,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
         patch.setattr(engine.build.package, "GraphLanePool", LanePool)
         patch.setattr(engine.artifact, "GraphLanePool", LanePool)
         patch.setattr(engine.artifact, "GraphBeamLanes", BeamLanes)
-        yield Built(checkpoint, build_artifact(spec), precision)
+        yield Built(checkpoint, build_artifact(spec), precision, spec)
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +85,16 @@ def test_manifest(built: Built) -> None:
     kinds = {tuple(layer[name] for name in names) for layer in manifest.plan["layers"]}
     assert kinds == {("portable", "bf16", "bf16", built.precision)}
     assert manifest.beam.parity.max_abs_error < TOLERANCE[built.precision]
+
+
+def test_what_prompts_begin_with_is_computed_at_build_as_when_served(built: Built) -> None:
+    """From weights with the head of a search among them."""
+    artifact = Artifact.open(built.artifact)
+    assert artifact.has_narrow_head
+    weights = load_weights(built.artifact / WEIGHTS, torch.device("cpu"))
+    checkpoint = load_checkpoint(built.checkpoint, max_tokens=64)
+    found = engine.build.package._prefix(built.spec, checkpoint, weights, (5, 6, 7))
+    assert torch.equal(found.keys_values, artifact.constant_prefix((5, 6, 7)).keys_values)
 
 
 def test_scores_are_near_a_plain_search(built: Built, beams: BeamLanes) -> None:
