@@ -7,6 +7,7 @@ happen on the lane's own thread; Python, the packages' own operations included, 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,8 +102,10 @@ class BeamGraphLane:
 
     def launch(self, key: SearchKey, packed: PackedBatch, widths: Sequence[int]) -> None:
         """Everything of one batch is enqueued; `take` has its results after `wait`."""
+        began = time.thread_time()
         captured = self._graphs[key]
         captured.inputs.fill(packed, widths)
+        self._lane.meter.note(time.thread_time() - began)
         with torch.cuda.stream(self._lane.stream):
             captured.graph.replay()
             self._done.record(self._lane.stream)
