@@ -90,8 +90,6 @@ class Beam(Node):
         self.capacity = Capacity(built.tokens, prompts, opened.lanes.num_lanes + 1)
         sizes = SearchSizes(options.width, prompts, min(longest, built.tokens_per_sample), built.tokens)
         self._lanes.prepare(self._plan, sizes, self._slots)
-        # Prompts that fill a graph, ascending; empty: any count is as good.
-        self.batch_sizes = self._lanes.sizes(self._plan)
 
     def check_options(self, options: Mapping[str, object]) -> None:
         self._asked(options)

@@ -94,13 +94,6 @@ class GraphBeamLanes(BeamLanes):
             self.pool.on_every_lane(drop)
         gone.clear()  # not before the graphs that read it
 
-    def sizes(self, plan: SearchPlan) -> tuple[int, ...]:
-        """Prompts of a batch that fill a graph; all of them where nothing was captured for `plan`."""
-        found = [
-            prepared.buckets for each in self._prepared.values() for prepared in each if prepared.plan == plan
-        ]
-        return tuple(sorted({bucket.prompts for buckets in found for bucket in buckets.all}))
-
     @property
     def fallbacks(self) -> int:
         """Searches since load that were not captured."""

@@ -69,11 +69,6 @@ class BeamLanes:
     def release(self, slots: LegalSlots | None) -> None:
         """A pipeline closes: what was made for its legal sequences may go. Idempotent."""
 
-    def sizes(self, plan: SearchPlan) -> tuple[int, ...]:
-        """Prompts of a batch that fill what was made for them, ascending; empty: any count is as good."""
-        del plan
-        return ()
-
     def search(
         self,
         packed: PackedBatch,
