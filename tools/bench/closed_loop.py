@@ -119,8 +119,8 @@ class _Waiting:
             self._changed.notify()
 
     def take(self) -> list[tuple[float, Request]]:
-        """The first that fit the bounds together, tokens as a worker counts them: saved ones too. Waits 10 ms
-        for the first."""
+        """The first that fit the bounds together, saved tokens counted too: where prefixes save many, fewer
+        than a worker would take. Waits 10 ms for the first."""
         taken: list[tuple[float, Request]] = []
         tokens = samples = 0
         with self._changed:

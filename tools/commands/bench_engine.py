@@ -86,7 +86,8 @@ def engine(
         ),
     ] = False,
     precision: Annotated[
-        Precision, typer.Option(help="bf16 or fp8, of the matrices.", rich_help_panel=PANEL)
+        Precision,
+        typer.Option(help="bf16, fp8 or, but for beams, int8, of the matrices.", rich_help_panel=PANEL),
     ] = Precision.FP8,
     kernels: Annotated[
         Kernels, typer.Option(help="Portable ones alone: to compare.", rich_help_panel=PANEL)

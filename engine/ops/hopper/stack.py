@@ -3,10 +3,10 @@
     x = table[ids], or a portable layer's x;   x = layer(x) for each;   x of all rows, or of `last`
 
 One op a run keeps the order of launches that the kernels rely on, with nothing of a compiler's between them:
-work list, cleared counters, rows, then attention and chain a layer (why: plan.py, csrc/chain.cuh). All is
-allocated inside, through torch, so that a capture takes it from its own pool; nothing is waited for. Python
-runs when a graph is captured, never at a replay; how many multiprocessors to take it asks sm_limit. On a CPU
-the same calls run the oracles.
+work list, cleared counters, rows, then attention and chain a layer, or in int8 four products (why: plan.py,
+csrc/chain.cuh). All is allocated inside, through torch, so that a capture takes it from its own pool; nothing
+is waited for. Python runs when a graph is captured, never at a replay; how many multiprocessors to take it
+asks sm_limit. On a CPU the same calls run the oracles.
 """
 
 from collections.abc import Sequence
