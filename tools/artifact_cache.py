@@ -35,6 +35,8 @@ KEPT = 3  # of a model and device, the last used
 UNUSED_S = 2 * 3600.0  # younger than this, someone may be about to open it: a whole test run takes less
 CODE = {".py", ".cpp", ".cu", ".cuh"}
 BUILT_FROM = ("manifest.py", "packed.py", "build", "models", "ops", "runtime/runner.cpp")  # of engine/
+ROUNDED_BY = ("quant",)  # with a precision
+SEARCHED_WITHIN = ("runtime/beam_buckets.py",)  # with beams
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,12 @@ def _last_use_s(target: Path) -> float:
 def cache_key(wanted: Wanted) -> str:
     """16 hex digits over everything that a build's result depends on."""
     root = Path(engine.__file__).parent
-    code = [path for name in BUILT_FROM for path in _code_files(root / name)]
+    names = [
+        *BUILT_FROM,
+        *(ROUNDED_BY if wanted.precision else ()),
+        *(SEARCHED_WITHIN if wanted.beam else ()),
+    ]
+    code = [path for name in names for path in _code_files(root / name)]
     machine = (device_arch(torch.device(wanted.device)), *cpu_features())
     asked = [wanted.device, wanted.dtype or "", repr(wanted.bounds), *_kernels(wanted)]
     if wanted.beam is not None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import time
 from pathlib import Path
 
+import pytest
+
+import engine
+from engine.beam.bounds import BeamBounds
 from engine.packed import BatchBounds
 from tools.artifact_cache import KEPT, UNUSED_S, Wanted, cache_key, cached_artifact, remove_old
 
@@ -76,3 +81,31 @@ def test_asking_for_an_artifact_is_using_it(tmp_path: Path) -> None:
     assert cached_artifact(wanted, tmp_path) == target
     remove_old(tmp_path / "artifacts", "m-cpu", print)
     assert target.exists()
+
+
+@pytest.mark.parametrize(
+    ("part", "which"),
+    [
+        ("build/package.py", {"plain", "int8", "beam"}),
+        ("quant/gptq.py", {"int8"}),  # rounds its matrices
+        ("runtime/beam_buckets.py", {"beam"}),  # says how large its packages' inputs may be
+    ],
+)
+def test_other_code_makes_another_artifact(
+    part: str, which: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"weights")
+    bounds = BatchBounds(2, 16, 8)
+    wanted = {
+        "plain": Wanted(model, "m", "cpu", None, bounds),
+        "int8": Wanted(model, "m", "cpu", None, bounds, "int8", "portable"),
+        "beam": Wanted(model, "m", "cpu", None, bounds, beam=BeamBounds(2, 1, 2)),
+    }
+    code = tmp_path / "engine"
+    shutil.copytree(Path(engine.__file__).parent, code, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(engine, "__file__", str(code / "__init__.py"))
+    before = {name: cache_key(each) for name, each in wanted.items()}
+    with (code / part).open("a") as file:
+        file.write("# changed\n")
+    assert {name for name, each in wanted.items() if cache_key(each) != before[name]} == which
