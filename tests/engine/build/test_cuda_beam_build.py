@@ -21,7 +21,7 @@ from engine.beam.bounds import BeamBounds
 from engine.beam.frontier import Frontier
 from engine.beam.search import SearchPlan
 from engine.build import BuildSpec, build_artifact
-from engine.build.cuda_beam_package import NOTE
+from engine.build.cuda_beam_package import LOSS_NOTE, NOTE
 from engine.build.plain_beams import search_plainly
 from engine.manifest import WEIGHTS
 from engine.models.checkpoint import load_checkpoint
@@ -80,7 +80,7 @@ def test_manifest(built: Built) -> None:
     manifest = Artifact.open(built.artifact).manifest
     assert manifest.plan is not None
     assert manifest.beam is not None
-    assert NOTE in manifest.plan["notes"]
+    assert {NOTE, LOSS_NOTE} <= set(manifest.plan["notes"])
     names = ("path", "qkv", "output", "down")
     kinds = {tuple(layer[name] for name in names) for layer in manifest.plan["layers"]}
     assert kinds == {("portable", "bf16", "bf16", built.precision)}
