@@ -76,6 +76,41 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         assert f"error: {options[-2]}" in result.output
 
 
+def test_options_that_would_do_nothing_are_refused(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from tools.cli import app
+
+    lost = str(tmp_path / "none" / "c.svg")
+    for options, said in (
+        (["--chart", "c.svg"], "--chart: goes with --shape"),
+        (["--tokens", "1024"], "--tokens: goes with --shape"),
+        (["--in-flight", "1"], "--in-flight: goes with --shape"),
+        (["--pipeline", "beam", "--chart", "c.svg"], "--chart: does not go with --pipeline beam"),
+        (["--pipeline", "beam", "--lengths", "128"], "--lengths: does not go with --pipeline beam"),
+        (["--shape", "qwen3-0.6b", "--chart", lost], f"--chart = {lost!r}: there is no such folder"),
+        (["--pipeline", "beam", "--beam-width", "513"], "--beam-width"),
+        (["--pipeline", "beam", "--beam-steps", "9"], "--beam-steps"),
+    ):
+        result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["bench", "engine", *options])
+        assert result.exit_code == 2
+        assert said in result.output
+
+
+def test_a_chart_that_fails_costs_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from tools.cli import app
+
+    found = {"shape": "s", "precision": "fp8", "kernels": ["portable"], "gpu": "acted", "loops": []}
+    monkeypatch.setattr("tools.commands.bench_engine.bench_shape", lambda *_: found)
+    options = ["--shape", "qwen3-0.6b", "--mixes", "", "--chart", str(tmp_path / "c.svg"), "--json"]
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["bench", "engine", *options])
+    assert result.exit_code == 2
+    assert "the results hold no closed loops" in result.output
+    assert json.loads(result.stdout.splitlines()[-1]) == found
+
+
 def test_what_it_imports_is_the_engine_alone() -> None:
     code = (
         "import sys, tools.bench.shape_engine; "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -118,6 +119,11 @@ def engine(
             raise UserError("--from: without --chart there is nothing to do")
         draw_results([read_result(path) for path in results], chart)
         return
+    _refuse_idle(
+        {"chart": chart, "tokens": tokens, "lengths": lengths},
+        {"mixes": mixes, "in-flight": in_flight},
+        pipeline, shape,
+    )  # fmt: skip
     if pipeline is not None:
         if pipeline != "beam":
             raise UserError(f"--pipeline = {pipeline!r}: must be beam")
@@ -166,6 +172,20 @@ def engine(
         typer.echo(json.dumps(found))
 
 
+def _refuse_idle(
+    of_shapes: Mapping[str, object], of_both: Mapping[str, object], pipeline: str | None, shape: str | None
+) -> None:
+    """UserError for an option that this run would not look at."""
+    for name, value in {**of_shapes, **of_both}.items():
+        if value is not None and pipeline is not None and name in of_shapes:
+            raise UserError(f"--{name}: does not go with --pipeline {pipeline}")
+        if value is not None and pipeline is None and shape is None:
+            raise UserError(f"--{name}: goes with --shape")
+    chart = of_shapes["chart"]
+    if isinstance(chart, Path) and not chart.absolute().parent.is_dir():
+        raise UserError(f"--chart = {str(chart)!r}: there is no such folder")
+
+
 def _bench_beams(setup: BeamSetup, as_json: bool) -> None:
     console = Console(highlight=False, soft_wrap=True)
     with Steps() as say:
@@ -178,10 +198,10 @@ def _bench_shape(setup: ShapeSetup, chart: Path | None, as_json: bool) -> None:
     console = Console(highlight=False, soft_wrap=True)
     with Steps() as say:
         found = bench_shape(setup, say, console.print)
-    if chart is not None:
-        draw_results([found], chart)
     if as_json:
         typer.echo(json.dumps(found))
+    if chart is not None:
+        draw_results([found], chart)
 
 
 def bounds(samples: int) -> BatchBounds:

@@ -153,7 +153,7 @@ def build(
         scaling=scaling.value,
         kernels=kernels.value,
         calibrate=read_calibration(calibrate, pipeline or [], Budget(max_label_shift, max_kl, min_winners)),
-        calibration=() if calibration is None else tuple(calibration.read_text("utf-8").splitlines()),
+        calibration=read_texts(calibration),
         beam=make_beam(beam_width, beam_steps, min(beam_prompts, samples)),
     )
     with Steps() as say:
@@ -171,6 +171,19 @@ def make_bounds(samples: int, tokens_per_request: int, tokens_per_sample: int) -
         return BatchBounds(samples=samples, tokens=tokens_per_request, tokens_per_sample=tokens_per_sample)
     except ValueError as error:
         raise UserError(f"--tokens-per-request, --tokens-per-sample: {error}") from error
+
+
+def read_texts(path: Path | None) -> tuple[str, ...]:
+    """--calibration's lines that hold a text; UserError where there are none."""
+    if path is None:
+        return ()
+    try:
+        texts = tuple(line for line in path.read_text("utf-8").splitlines() if line.strip())
+    except UnicodeDecodeError:
+        raise UserError(f"--calibration = {str(path)!r}: is no UTF-8 text") from None
+    if not texts:
+        raise UserError(f"--calibration = {str(path)!r}: holds no text")
+    return texts
 
 
 def make_beam(width: int | None, steps: int | None, prompts: int) -> BeamBounds | None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from engine.beam.bounds import MAX_STEPS, MAX_WIDTH
 from tools.bench.mixes import MIXES
 
 PANEL = "With --shape"
@@ -26,8 +27,8 @@ Searching = Annotated[
         help="beam: instead, searches of --shape on CUDA, short and long prompts, the whole vocabulary.",
     ),
 ]
-BeamWidth = Annotated[int, typer.Option(min=1, help="Beams a prompt.", rich_help_panel=BEAMS)]
-BeamSteps = Annotated[int, typer.Option(min=1, help="Decode steps.", rich_help_panel=BEAMS)]
+BeamWidth = Annotated[int, typer.Option(min=1, max=MAX_WIDTH, help="Beams a prompt.", rich_help_panel=BEAMS)]
+BeamSteps = Annotated[int, typer.Option(min=1, max=MAX_STEPS, help="Decode steps.", rich_help_panel=BEAMS)]
 Items = Annotated[int, typer.Option(min=0, help="Legal sequences: what so many cost.", rich_help_panel=BEAMS)]
 Lanes = Annotated[int, typer.Option(min=1, help="Threads with graphs of their own.", rich_help_panel=PANEL)]
 TokenCounts = Annotated[
