@@ -18,7 +18,7 @@ from engine.build.calibration import calibrate
 from engine.build.compilation import compile_package, export_decoder
 from engine.build.cuda_beam_package import narrow_head, plan_beams, write_cuda_beam_packages
 from engine.build.gate_choice import choose_gate
-from engine.build.hopper_library import compile_kernels
+from engine.build.hopper_library import compile_kernels, finds_kernels
 from engine.build.integers import on_device, round_decoder
 from engine.build.native import default_cache
 from engine.build.probes import probe_samples
@@ -73,8 +73,8 @@ def write_cuda_package(
 
 
 def serves_int8(spec: BuildSpec, architecture: Architecture) -> bool:
-    """Whether the device that is here would run int8 matrices of such layers, if it finds nvcc."""
-    if spec.beam is not None or spec.kernels == "portable":
+    """Whether the device that is here would run int8 matrices of such layers."""
+    if spec.beam is not None or spec.kernels == "portable" or not finds_kernels():
         return False
     kernels = HopperKernels("to be compiled")
     return choose_plan(

@@ -9,7 +9,13 @@ from pathlib import Path
 
 from engine.errors import ArtifactError
 from engine.models.plan import HopperKernels
-from engine.ops.hopper.compiler import CompileError, NvccMissingError, build_library, given_library
+from engine.ops.hopper.compiler import (
+    CompileError,
+    NvccMissingError,
+    build_library,
+    find_nvcc,
+    given_library,
+)
 from engine.ops.hopper.library import load
 
 
@@ -28,3 +34,14 @@ def compile_kernels(cache: Path) -> tuple[HopperKernels, Path | None]:
             "nvcc, or build with --kernels portable"
         ) from failed
     return HopperKernels(load(library)), library
+
+
+def finds_kernels() -> bool:
+    """Whether there are kernels or an nvcc: compile_kernels gives kernels then, or says what is wrong."""
+    try:
+        given_library() or find_nvcc()
+    except NvccMissingError:
+        return False
+    except CompileError:
+        return True
+    return True

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
+from engine.build import BuildSpec
+from engine.build.cuda_package import serves_int8
 from engine.build.integers import round_decoder
 from engine.models.architecture import Architecture, Rope
 from engine.models.cuda_decoder import CudaDecoder
@@ -162,3 +165,19 @@ def test_a_decoder_that_no_rotation_passes_is_refused() -> None:
     weights = random_weights(architecture) | {"layers.0.attention_norm.bias": torch.zeros(160)}
     with pytest.raises(ValueError, match=r"layers\.0\.attention_norm\.bias"):
         run(dataclasses.replace(architecture), weights, plan_of(architecture), trusted=False)
+
+
+def test_int8_is_no_choice_where_nothing_compiles_its_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = BuildSpec(tmp_path, tmp_path / "out", "tiny", bounds=BOUNDS)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr("engine.ops.hopper.compiler.sysconfig.get_paths", lambda: {"purelib": "/nowhere"})
+    monkeypatch.delenv("BOUNDGEN_HOPPER_LIBRARY", raising=False)
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("NVCC", str(nvcc))
+    assert serves_int8(spec, KINDS["norm"])
+    monkeypatch.setenv("NVCC", "/nowhere/nvcc")
+    assert not serves_int8(spec, KINDS["norm"])
