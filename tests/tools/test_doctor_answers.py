@@ -51,3 +51,9 @@ def test_texts_that_are_not_there(doctor: Any) -> None:
     result = doctor(texts="nothing.jsonl")
     assert result.exit_code == 1
     assert "nothing.jsonl" in result.output
+
+
+def test_an_artifact_without_texts(tmp_path: Path) -> None:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["doctor", str(tmp_path)])
+    assert result.exit_code == 2
+    assert f"{tmp_path}: is no worker's YAML; of an artifact TEXTS are needed" in result.output

@@ -39,7 +39,9 @@ STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 def doctor(
     config: Annotated[
         Path | None,
-        typer.Argument(help="A worker's YAML, or an artifact; without it only this machine is checked."),
+        typer.Argument(
+            help="A worker's YAML, or an artifact with TEXTS; without it only this machine is checked."
+        ),
     ] = None,
     texts: Annotated[
         str | None, typer.Argument(help="JSONL of requests to measure an artifact's answers on; or demo.")
@@ -68,6 +70,10 @@ def doctor(
     calibration = read_calibration(texts, pipeline or [], Budget(max_label_shift, max_kl))
     if calibration is not None and config is None:
         raise UserError("TEXTS go with an artifact")
+    if calibration is None and config is not None and config.is_dir():
+        raise UserError(
+            f"{config}: is no worker's YAML; of an artifact TEXTS are needed, a JSONL file or demo"
+        )
     examined = (
         examine(config)
         if calibration is None or config is None
