@@ -86,7 +86,7 @@ class Chain:
             items, offsets = plan(self.library, cu_seqlens, positions, shape.num_q, shape.num_kv, 2 * num_sms)
             work = scratch(self.library, positions, len(layers) - 1) if chained else None
             stream: Stream = embed(self.library, ids, self.table, self.first_scales, self.precision["qkv"])
-            batch = Batch(positions, items, offsets, *self.rope, work, max_sms)
+            batch = Batch(positions, items, offsets, *self.rope, work, max_sms, chain_integers=True)
             return run_layers(self.library, shape, layers, stream, batch, last=last)[0]
 
         return step

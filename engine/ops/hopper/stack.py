@@ -64,9 +64,7 @@ def stack(  # noqa: PLR0913, PLR0917 - an exported graph passes tensors and numb
     max_sms = current_limit()
     blocks = BLOCKS_PER_SM * (max_sms or num_sms(source.device))
     items, offsets = plan(library, cu_seqlens, positions, num_q, num_kv, blocks, prefixes)
-    # In int8 launches apart are 2 to 8% faster than a chain on an H200.
-    chained = len(layers) > 1 and layers[0].o.dtype != torch.int8
-    work = scratch(library, positions, len(layers) - 1) if chained else None
+    work = scratch(library, positions, len(layers) - 1) if len(layers) > 1 else None
     operand = layers[0].qkv.dtype
     if ids is None:
         stream = (source, *rows(library, source, scales, operand))

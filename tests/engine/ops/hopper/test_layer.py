@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.ops.hopper import layer as layer_module
 from engine.ops.hopper.chain import scratch
 from engine.ops.hopper.layer import Batch, run_layers
 from engine.ops.hopper.plan import plan
@@ -37,8 +38,9 @@ SMALL = {
 
 
 def run(  # noqa: PLR0917
-    shape, precision, lengths, padding, device, library, last=None, chained=True, exact=False
-):
+    shape, precision, lengths, padding, device, library, last=None, chained=True, exact=False,
+    chain_integers=True,
+):  # fmt: skip
     """(kernels' stream, float32 stream) of two layers."""
     sources, rope = (
         [random_source(shape, seed, device) for seed in (1, 2)],
@@ -63,7 +65,7 @@ def run(  # noqa: PLR0917
     scales = torch.tensor([factors[0].qkv, 1.0], device=device)
     stream = (x, *rows(library, x, scales, precision["qkv"]))
     work = scratch(library, positions, 1) if chained else None
-    batch = Batch(positions, items, offsets, *rope, work)
+    batch = Batch(positions, items, offsets, *rope, work, chain_integers=chain_integers)
     return run_layers(
         library, shape, layers, stream, batch, next_operand=precision["qkv"], last=last
     ), second.y
@@ -199,3 +201,18 @@ def test_one_graph_serves_other_samples_of_its_bucket(library, relative_error):
         lane.replay()
         torch.cuda.synchronize()
         assert relative_error(lane.result[: sum(lengths)], lane.plain(lengths)) < TOLERANCE["bf16"]
+
+
+@pytest.mark.parametrize("first", ["bf16", "int8"])
+def test_each_layer_says_for_itself_whether_it_is_chained(first, monkeypatch):
+    """A layer in int8 is not, whatever the ones beside it are."""
+    chains = []
+
+    def watch(library, shape, layers, *rest):
+        chains.append(layers[0].o.dtype)
+        return chain_of_two(library, shape, layers, *rest)
+
+    chain_of_two = layer_module._chain
+    monkeypatch.setattr(layer_module, "_chain", watch)
+    run(SMALL["norm"], PRECISIONS[first], [1, 70, 13], 0, "cpu", "", chain_integers=False)
+    assert chains == ([BF16] if first == "bf16" else [])
