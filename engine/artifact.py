@@ -8,7 +8,6 @@ beam_step.pt2 and beam.so. Opening only reads. An Artifact may be shared by thre
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,16 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from engine.artifact_checks import check_files, check_machine, how_to_mend, kernel_files, parse_device
 from engine.beam.head_weight import HeadWeight
 from engine.errors import ArtifactError, ConfigError
 from engine.manifest import (
     FORMAT,
     PACKAGE,
-    PROMPT_PACKAGE,
-    STEP_PACKAGE,
     TOKENIZER,
     WEIGHTS,
     Manifest,
     Parity,
-    file_digest,
     read_manifest,
 )
 from engine.models.architecture import Architecture
@@ -36,7 +33,6 @@ from engine.models.cuda_weights import restore_weights
 from engine.models.decoder import PackedDecoder, no_constant
 from engine.models.plan import Plan
 from engine.models.weights import EMBEDDING, LM_HEAD, NARROW_HEAD, NARROW_HEAD_SCALE, SCORE
-from engine.ops.hopper.library import file_name
 from engine.ops.hopper.library import load as load_kernels
 from engine.packed import BatchBounds
 from engine.prefixes import ConstantPrefix
@@ -44,7 +40,6 @@ from engine.runtime.beam_graphs import GraphBeamLanes
 from engine.runtime.beam_lanes import BeamLanes
 from engine.runtime.graph_lanes import GraphLanePool
 from engine.runtime.lanes import LanePool
-from engine.runtime.machine import cpu_features, device_arch, torch_release
 from engine.runtime.native import BEAM_LIBRARY, LIBRARY, load_beam_native, load_native, load_weights
 
 __all__ = ["FORMAT", "Artifact", "Manifest", "Parity"]
@@ -85,11 +80,11 @@ class Artifact:
         """
         target = parse_device(device)
         manifest, digest = read_manifest(path)
-        _check_machine(path, manifest, target)
-        _check_files(path, manifest, target, verify)
+        check_machine(path, manifest, target)
+        check_files(path, manifest, target, verify)
         try:
             load_native(path / LIBRARY)
-            for kernels in _kernel_files(manifest):
+            for kernels in kernel_files(manifest):
                 load_kernels(path / kernels)
             if manifest.beam is not None:
                 load_beam_native(path / BEAM_LIBRARY)
@@ -97,7 +92,7 @@ class Artifact:
             tokenizer = _load_tokenizer(path / TOKENIZER)
         except (OSError, RuntimeError, ValueError, SafetensorError) as error:
             raise ArtifactError(
-                f"{path}: cannot be loaded: {error}; {_mend(path, manifest, target)}"
+                f"{path}: cannot be loaded: {error}; {how_to_mend(path, manifest, target)}"
             ) from error
         return cls(path, target, manifest, digest, weights, tokenizer)
 
@@ -150,7 +145,7 @@ class Artifact:
             threads=threads,
             no_constant=self.no_constant,
         )
-        if _kernel_files(self.manifest):  # the hopper kernels can leave room for another lane
+        if kernel_files(self.manifest):  # the hopper kernels can leave room for another lane
             pool.share()
         return pool
 
@@ -194,81 +189,3 @@ def _load_tokenizer(folder: Path) -> Any | None:
     from transformers import AutoTokenizer  # noqa: PLC0415 - a third of a process's start where none is needed
 
     return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-
-
-def parse_device(device: str) -> torch.device:
-    """ConfigError for what is none, or is not in this machine."""
-    try:
-        parsed = torch.device(device)
-    except RuntimeError:
-        parsed = None
-    if parsed is None or parsed.type not in ("cpu", "cuda"):
-        raise ConfigError("device", device, 'must be "cpu", "cuda" or "cuda:N"')
-    count = torch.cuda.device_count()
-    if parsed.type == "cuda" and count and (parsed.index or 0) >= count:
-        raise ConfigError("device", device, f"this machine has {count} CUDA devices, from cuda:0")
-    return parsed
-
-
-def _mend(path: Path, manifest: Manifest, device: torch.device) -> str:
-    words = [
-        "boundgen",
-        "build",
-        "--model",
-        manifest.source.path,
-        "--out",
-        str(path),
-        "--name",
-        manifest.name,
-    ]
-    if manifest.beam is not None:
-        for key in ("width", "steps", "prompts"):
-            words += [f"--beam-{key}", str(getattr(manifest.beam.bounds, key))]
-    return f"rebuild it on this machine: {shlex.join([*words, '--device', device.type])}"
-
-
-def _check_machine(path: Path, manifest: Manifest, device: torch.device) -> None:
-    mend = _mend(path, manifest, device)
-
-    def require(field: str, built: str, here: str) -> None:
-        if built != here:
-            raise ArtifactError(f"{path}: {field} = {built!r}, but this machine has {here!r}; {mend}")
-
-    if manifest.device != device.type:
-        raise ArtifactError(f"{path}: device = {manifest.device!r}, but {device.type!r} is asked for; {mend}")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ArtifactError(
-            f"{path}: device = 'cuda', but torch {torch.__version__} sees no CUDA device here"
-        )
-    require("torch", ".".join(manifest.torch.split(".")[:2]), torch_release())
-    require("device_arch", manifest.device_arch, device_arch(device))
-    absent = sorted(set(manifest.cpu_features) - set(cpu_features()))
-    if absent:
-        raise ArtifactError(f"{path}: cpu_features: this processor lacks {', '.join(absent)}; {mend}")
-
-
-def _kernel_files(manifest: Manifest) -> list[str]:
-    """The compiled kernels that the package calls, beside native.so."""
-    library = None if manifest.plan is None else Plan.from_manifest(manifest.plan).library
-    return [] if library is None else [file_name(library)]
-
-
-def _check_files(path: Path, manifest: Manifest, device: torch.device, verify: bool) -> None:
-    beam = () if manifest.beam is None else (PROMPT_PACKAGE, STEP_PACKAGE, BEAM_LIBRARY)
-    for name in (PACKAGE, WEIGHTS, LIBRARY, *_kernel_files(manifest), *beam):
-        if name not in manifest.files:
-            raise ArtifactError(
-                f"{path}: files: the manifest has no digest of {name!r}, so it was changed after the build; "
-                f"{_mend(path, manifest, device)}"
-            )
-    for name, digest in manifest.files.items():
-        file = path / name
-        if not file.is_file():
-            raise ArtifactError(
-                f"{path}: file {name!r} is missing; copy it again or {_mend(path, manifest, device)}"
-            )
-        if verify and file_digest(file) != digest:
-            raise ArtifactError(
-                f"{path}: file {name!r} is not the one that was built (sha256 {file_digest(file)[:12]}…, "
-                f"manifest {digest[:12]}…); copy it again or {_mend(path, manifest, device)}"
-            )

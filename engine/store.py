@@ -13,7 +13,8 @@ from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
-from engine.artifact import Artifact, parse_device
+from engine.artifact import Artifact
+from engine.artifact_checks import parse_device
 from engine.errors import ArtifactError, ConfigError
 from engine.manifest import TOKENIZER
 from engine.options import suggest

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from engine.beam.bounds import BeamBounds
-from tools.commands.build import make_beam, read_texts
+from tools.commands.build import app, make_beam, read_texts
 from tools.errors import UserError
 
 
@@ -33,3 +34,29 @@ def test_calibration_texts_that_are_none_are_one_message(tmp_path: Path) -> None
     path.write_text("\n \n", encoding="utf-8")
     with pytest.raises(UserError, match=r"--calibration = '.*texts\.txt': holds no text"):
         read_texts(path)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--max-kl", "0.1"), "--max-kl: has no effect without --calibrate"),
+        (("--min-winners", "0.5"), "--min-winners: has no effect without --calibrate"),
+        (("--kernels", "portable"), "--kernels: has no effect without --precision"),
+        (("--scaling", "static"), "--scaling: has no effect without --precision"),
+        (("--calibration", "TEXTS"), "--calibration: has no effect without --precision or --calibrate"),
+    ],
+)
+def test_an_option_that_nothing_would_look_at_is_refused(
+    given: tuple[str, str], said: str, tmp_path: Path
+) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("one\n", encoding="utf-8")
+    options = [str(texts) if each == "TEXTS" else each for each in given]
+    result = CliRunner().invoke(app, ["--model", str(tmp_path), "--out", str(tmp_path / "out"), *options])
+    assert isinstance(result.exception, UserError)
+    assert said in str(result.exception)
+
+
+def test_options_that_were_not_given_are_not_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["--model", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert "has no effect" not in str(result.exception)

@@ -21,6 +21,13 @@ from tools.accuracy import accuracy_table, read_calibration
 from tools.errors import UserError
 from tools.steps import Steps
 
+# Options that nothing looks at where none of the others was given.
+IDLE_WITHOUT = {
+    ("calibrate",): ("max_label_shift", "max_kl", "min_winners"),
+    ("precision",): ("scaling", "kernels"),
+    ("precision", "calibrate"): ("calibration",),
+}
+
 app = typer.Typer(rich_markup_mode="rich")
 
 
@@ -63,6 +70,7 @@ class Kernels(StrEnum):
 
 @app.command(epilog="Example: [bold]boundgen build --model ./Qwen3-0.6B --out ./artifacts/qwen3[/]")
 def build(
+    context: typer.Context,
     model: Annotated[
         Path, typer.Option(exists=True, help="A Hugging Face directory (safetensors) or a GGUF file.")
     ],
@@ -141,6 +149,7 @@ def build(
     ...ForSequenceClassification. The result is compared with transformers before it is written; a
     configuration option that boundgen does not serve is an error. Takes minutes for a small model.
     """
+    refuse_idle(context)
     spec = BuildSpec(
         model=model,
         out=out,
@@ -163,6 +172,18 @@ def build(
     console.print(summary(path, manifest, digest))
     if manifest.accuracy is not None:
         console.print(accuracy_table(manifest.accuracy))
+
+
+def refuse_idle(context: typer.Context) -> None:
+    """UserError for an option that was given and that nothing would look at."""
+    for needed, idle in IDLE_WITHOUT.items():
+        if any(context.params[each] is not None for each in needed):
+            continue
+        for each in idle:
+            source = context.get_parameter_source(each)
+            if source is not None and source.name == "COMMANDLINE":
+                wanted = " or ".join(f"--{name}" for name in needed)
+                raise UserError(f"--{each.replace('_', '-')}: has no effect without {wanted}")
 
 
 def make_bounds(samples: int, tokens_per_request: int, tokens_per_sample: int) -> BatchBounds:
