@@ -86,5 +86,5 @@ def compare(reference: Answers, found: Answers, texts: Sequence[Text]) -> Agreem
         label_shift=None if shift is None else float(shift.mean()),
         label_shift_max=None if shift is None else float(shift.max()),
         label_agreement=sum(agreed) / len(agreed) if agreed else None,
-        next_token_kl=float(divergence.mean()),
+        next_token_kl=max(0.0, float(divergence.mean())),  # rounding alone goes below
     )
