@@ -17,11 +17,12 @@ from torch import Tensor
 from engine.models.architecture import Architecture
 from engine.models.hopper_weights import Rounded
 from engine.models.plan import HOPPER_MATRICES, Plan, Precision
+from engine.models.weights import MODULES
 from engine.ops.hopper.weights import Factors, RoundedMatrix
 from engine.packed import pack
 from engine.quant.agreement import exact_rows
 from engine.quant.e4m3 import E4m3Matrix
-from engine.quant.emulation import MODULES, EmulatedDecoder, Place
+from engine.quant.emulation import EmulatedDecoder, Place
 from engine.quant.floats import Bf16Matrix
 from engine.quant.int8 import ROWS_A_SCALE, ExactRows, Int8Matrix, PredictedRows, StaticHeads
 from engine.quant.integers import LARGEST

@@ -19,14 +19,13 @@ from engine.models.hopper_layers import SIN as HOPPER_SIN
 from engine.models.hopper_weights import Rounded, hopper_tables, hopper_tensors, is_hopper, restore_hopper
 from engine.models.plan import MATRICES, Plan
 from engine.models.small_vectors import store
-from engine.models.weights import INV_FREQ
+from engine.models.weights import INV_FREQ, MODULES
 from engine.ops.portable.linear import quantise_weight
 
 COS, SIN = "rope_cos", "rope_sin"
 UNROTATE = "unrotate"  # float32[H, H] of a rotated plan, for the normed rows; the final norm is in it
 OF_NO_LAYER = (COS, SIN, HOPPER_COS, HOPPER_SIN, UNROTATE)  # what the eager decoder has not
 # matrix of a plan -> its module in the eager decoder
-MODULES = {"qkv": "attention.qkv", "output": "output", "gate_up": "gate_up", "down": "down"}
 assert tuple(MODULES) == MATRICES
 
 

@@ -20,6 +20,8 @@ INV_FREQ = "inv_freq"
 LM_HEAD = "lm_head.weight"  # absent where it is the embedding's
 SCORE = "score.weight"
 NARROW_HEAD, NARROW_HEAD_SCALE = "narrow_head.weight", "narrow_head.weight_scale"  # of a search in 8 bits
+# Modules of a layer that hold its matrices, by what plans and schemes call them.
+MODULES = {"qkv": "attention.qkv", "output": "output", "gate_up": "gate_up", "down": "down"}
 OF_NO_DECODER = (LM_HEAD, SCORE, NARROW_HEAD, NARROW_HEAD_SCALE)
 # decoder's name -> the checkpoint's, in the order in which rows are joined
 _FUSED = {

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.models.architecture import Architecture
 from engine.models.layers import rotate
-from engine.models.weights import EMBEDDING, INV_FREQ
+from engine.models.weights import EMBEDDING, INV_FREQ, MODULES
 from engine.ops.packed_attention import packed_attention
 from engine.packed import PackedBatch
 from engine.quant.floats import Float32Matrix
@@ -25,7 +25,6 @@ from engine.quant.rows import Matrix, Rows
 Place = tuple[int, str]  # layer, kind: qkv, output, gate_up, down
 Observer = Callable[[int, str, Rows], None]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q, k, v [T, heads, D] -> [T, heads, D]
-MODULES = {"qkv": "attention.qkv", "output": "output", "gate_up": "gate_up", "down": "down"}
 NORMS = {"qkv": "attention_norm", "gate_up": "mlp_norm"}
 
 

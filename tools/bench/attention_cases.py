@@ -20,6 +20,7 @@ from engine.ops.hopper.attention import attention
 from engine.ops.hopper.compiler import build_library
 from engine.ops.hopper.library import load
 from engine.ops.hopper.plan import plan
+from engine.ops.hopper.stack import attention_blocks
 from tools.bench.kernels import ELEMENTS, kernel_us, say
 from tools.bench.mixes import CONSTANT, LENGTH, SAMPLES, SHARED
 from tools.bench.synthetic import MODELS, mixed_lengths
@@ -70,7 +71,7 @@ def time_case(case: Case, heads: tuple[int, int, int], library: str, output: tor
     before = torch.tensor(case.before or [NONE] * len(case.lengths), dtype=torch.int32, device="cuda")
     constant = torch.randn(2, 256, num_kv, head_dim, device="cuda").bfloat16()
     scales = torch.full((num_q,), 30.0, device="cuda")
-    blocks = 2 * torch.cuda.get_device_properties(0).multi_processor_count
+    blocks = attention_blocks(torch.device("cuda", 0))
     found: dict[str, float] = {}
     ways = {"given": (before, constant)} | ({} if case.before else {"plain": (None, None)})
     for way, (prefixes, rows_before) in ways.items():

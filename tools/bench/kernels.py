@@ -28,6 +28,7 @@ from engine.ops.hopper.plan import plan
 from engine.ops.hopper.qkv import qkv
 from engine.ops.hopper.residual import residual
 from engine.ops.hopper.rows import embed
+from engine.ops.hopper.stack import attention_blocks
 from engine.ops.hopper.supports import MATRICES
 from tools.bench.prefill_chain import Chain
 from tools.bench.synthetic import MODELS, mixed_lengths, useful_flops
@@ -99,7 +100,7 @@ def bench_kernels(chain: Chain, tokens: int) -> dict[str, float]:
     """Microseconds of each kernel at `tokens`, sample length 128 (attention: also mixed lengths)."""
     shape, library, weights = chain.model.layer, chain.library, chain.layers[1]
     heads = (shape.num_q, shape.num_kv)
-    blocks = 2 * torch.cuda.get_device_properties(0).multi_processor_count
+    blocks = attention_blocks(torch.device("cuda", 0))
     ids, positions, cu_seqlens = chain.batch([128] * (tokens // 128))
     x, x8, sums, row_scales = embed(library, ids, chain.table, chain.first_scales, chain.precision["qkv"])
     items, offsets = plan(library, cu_seqlens, positions, *heads, blocks)

@@ -15,6 +15,7 @@ from engine.ops.hopper.chain import scratch
 from engine.ops.hopper.layer import Batch, Stream, run_layers
 from engine.ops.hopper.plan import plan
 from engine.ops.hopper.rows import embed
+from engine.ops.hopper.stack import attention_blocks
 from engine.ops.hopper.weights import LayerWeights, prepare_layer
 from tools.bench.synthetic import ModelShape, Trace, plain_layer, random_source, rope_tables
 
@@ -79,11 +80,11 @@ class Chain:
         """Enqueues a forward pass over static inputs when called; chained: one launch for a layer's GEMMs."""
         ids, positions, cu_seqlens = inputs
         shape, layers = self.model.layer, self.layers
-        num_sms = max_sms or torch.cuda.get_device_properties(0).multi_processor_count
+        blocks = attention_blocks(torch.device(self.device), max_sms)
         last = cu_seqlens[1:].long() - 1 if last_only else None
 
         def step() -> Tensor:
-            items, offsets = plan(self.library, cu_seqlens, positions, shape.num_q, shape.num_kv, 2 * num_sms)
+            items, offsets = plan(self.library, cu_seqlens, positions, shape.num_q, shape.num_kv, blocks)
             work = scratch(self.library, positions, len(layers) - 1) if chained else None
             stream: Stream = embed(self.library, ids, self.table, self.first_scales, self.precision["qkv"])
             batch = Batch(positions, items, offsets, *self.rope, work, max_sms, chain_integers=True)

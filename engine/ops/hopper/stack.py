@@ -62,7 +62,7 @@ def stack(  # noqa: PLR0913, PLR0917 - an exported graph passes tensors and numb
         bias=has_bias, head_norm=head_norm, eps=eps,
     )  # fmt: skip
     max_sms = current_limit()
-    blocks = BLOCKS_PER_SM * (max_sms or num_sms(source.device))
+    blocks = attention_blocks(source.device, max_sms)
     items, offsets = plan(library, cu_seqlens, positions, num_q, num_kv, blocks, prefixes)
     work = scratch(library, positions, len(layers) - 1) if len(layers) > 1 else None
     operand = layers[0].qkv.dtype
@@ -119,6 +119,11 @@ def unflatten(weights: Sequence[Tensor], has_bias: bool) -> list[LayerWeights]:
         LayerWeights(**dict(zip(keys, weights[first : first + len(keys)], strict=True)), **absent)
         for first in range(0, len(weights), len(keys))
     ]
+
+
+def attention_blocks(device: torch.device, max_sms: int = 0) -> int:
+    """Of an attention launch within `max_sms` multiprocessors; 0: all of the device's."""
+    return BLOCKS_PER_SM * (max_sms or num_sms(device))
 
 
 def num_sms(device: torch.device) -> int:

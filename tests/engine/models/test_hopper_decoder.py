@@ -254,6 +254,27 @@ def test_a_missing_scale_is_named() -> None:
         prepare_weights(made.weights, made.architecture, made.plan("fp8"), max_seqlen=96, input_scales=scales)
 
 
+EXTRA = 4  # segments of no tokens, and behind them rows of none
+
+
+def pad_on_device(packed: PackedBatch) -> PackedBatch:
+    return dataclasses.replace(
+        packed,
+        input_ids=torch.cat([packed.input_ids, torch.full((88,), 3)]).cuda(),
+        positions=torch.cat([packed.positions, torch.zeros(88, dtype=torch.int64)]).cuda(),
+        cu_seqlens=torch.cat([packed.cu_seqlens, packed.cu_seqlens[-1:].repeat(EXTRA)]).cuda(),
+    )
+
+
+def kernels_or_skip() -> HopperKernels:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the hopper path is for compute capability 9.0")
+    kernels, _ = compile_kernels(default_cache())
+    if kernels.library is None:
+        pytest.skip(kernels.reason)
+    return kernels
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("portable", [(), (0,), (1,), (2,)])
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
@@ -262,21 +283,12 @@ def test_the_device_computes_what_the_oracles_do(
     kind: str, precision: str, portable: tuple[int, ...]
 ) -> None:
     """Whole, and where layers of both paths hand over to each other; padding is there, and finite."""
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("the hopper path is for compute capability 9.0")
-    kernels, _ = compile_kernels(default_cache())
-    if kernels.library is None:
-        pytest.skip(kernels.reason)
+    kernels = kernels_or_skip()
     made = make(kind)
     plan = made.plan(precision, portable)
     packed = pack(SAMPLES)
     wanted = run(made.decoder(plan), packed)
-    padded = dataclasses.replace(
-        packed,
-        input_ids=torch.cat([packed.input_ids, torch.full((88,), 3)]).cuda(),
-        positions=torch.cat([packed.positions, torch.zeros(88, dtype=torch.int64)]).cuda(),
-        cu_seqlens=torch.cat([packed.cu_seqlens, packed.cu_seqlens[-1:].repeat(4)]).cuda(),
-    )
+    padded = pad_on_device(packed)
     decoder = made.decoder(dataclasses.replace(plan, library=kernels.library)).to("cuda")
     found = run(decoder, padded).cpu()
     assert torch.isfinite(found).all()
@@ -292,24 +304,16 @@ def test_the_device_computes_what_the_oracles_do(
 def test_the_device_takes_prefixes_as_the_oracles_do(
     kind: str, precision: str, portable: tuple[int, ...]
 ) -> None:
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("the hopper path is for compute capability 9.0")
-    kernels, _ = compile_kernels(default_cache())
-    if kernels.library is None:
-        pytest.skip(kernels.reason)
+    kernels = kernels_or_skip()
     made = make(kind)
     plan = made.plan(precision, portable)
     packed = made.share(plan)
     wanted = run(made.decoder(plan), packed)
     assert packed.prefixes is not None
     assert packed.constant is not None
-    extra = 4  # segments of no tokens, and behind them rows of none
     on_device = dataclasses.replace(
-        packed,
-        input_ids=torch.cat([packed.input_ids, torch.full((88,), 3)]).cuda(),
-        positions=torch.cat([packed.positions, torch.zeros(88, dtype=torch.int64)]).cuda(),
-        cu_seqlens=torch.cat([packed.cu_seqlens, packed.cu_seqlens[-1:].repeat(extra)]).cuda(),
-        prefixes=torch.cat([packed.prefixes, torch.tensor([[-1, 0]] * extra, dtype=torch.int32)]).cuda(),
+        pad_on_device(packed),
+        prefixes=torch.cat([packed.prefixes, torch.tensor([[-1, 0]] * EXTRA, dtype=torch.int32)]).cuda(),
         constant=packed.constant.cuda(),
     )
     decoder = made.decoder(dataclasses.replace(plan, library=kernels.library)).to("cuda")

@@ -100,6 +100,16 @@ def test_the_oracle_is_causal_attention():
     assert torch.isfinite(out).all()  # the padding's rows too
 
 
+def check_against_oracle(arguments, output, poison, relative_error):
+    poison()
+    out = attention(*arguments)
+    want = attention_reference(*arguments).float()
+    assert relative_error(out.float(), want) < {E4M3: 3e-2, INT8: 3e-2, BF16: 6e-3}[output]
+    assert (out.float() - want).abs().max() < 0.1 * want.abs().max()
+    poison()
+    assert torch.equal(attention(*arguments).view(torch.uint8), out.view(torch.uint8))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("padding", [0, 100])
 @pytest.mark.parametrize("lengths", LENGTHS)
@@ -111,13 +121,7 @@ def test_kernel(model, output, lengths, padding, library, poison, relative_error
     scales = torch.linspace(0.5, 1.0, num_q, device="cuda") * {E4M3: 60.0, INT8: 30.0, BF16: 1.0}[output]
     items, offsets = plan(library, cu_seqlens, positions, num_q, num_kv, 264)
     arguments = (library, rows, items, offsets, scales, num_q, num_kv, output)
-    poison()
-    out = attention(*arguments)
-    want = attention_reference(*arguments).float()
-    assert relative_error(out.float(), want) < {E4M3: 3e-2, INT8: 3e-2, BF16: 6e-3}[output]
-    assert (out.float() - want).abs().max() < 0.1 * want.abs().max()
-    poison()
-    assert torch.equal(attention(*arguments).view(torch.uint8), out.view(torch.uint8))
+    check_against_oracle(arguments, output, poison, relative_error)
 
 
 @pytest.mark.gpu
@@ -149,13 +153,7 @@ def test_kernel_with_prefixes(model, output, case, padding, library, poison, rel
     scales = torch.linspace(0.5, 1.0, num_q, device="cuda") * {E4M3: 60.0, INT8: 30.0, BF16: 1.0}[output]
     items, offsets = plan(library, cu_seqlens, positions, num_q, num_kv, 264, prefixes)
     arguments = (library, rows, items, offsets, scales, num_q, num_kv, output, constant)
-    poison()
-    out = attention(*arguments)
-    want = attention_reference(*arguments).float()
-    assert relative_error(out.float(), want) < {E4M3: 3e-2, INT8: 3e-2, BF16: 6e-3}[output]
-    assert (out.float() - want).abs().max() < 0.1 * want.abs().max()
-    poison()
-    assert torch.equal(attention(*arguments).view(torch.uint8), out.view(torch.uint8))
+    check_against_oracle(arguments, output, poison, relative_error)
 
 
 @pytest.mark.gpu
