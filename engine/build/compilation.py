@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from engine.build.array_names import lasting_array_names
 from engine.packed import MIN_SAMPLES, NO_PREFIX, BatchBounds
 
 _OPTIONS: dict[str, Any] = {
@@ -57,7 +58,7 @@ def compile_package(exported: ExportedProgram, path: Path, *, as_traced: bool = 
     `as_traced`: no strides but those that kernels of our own were traced with.
     """
     options = _OPTIONS | ({"comprehensive_padding": False} if as_traced else {})
-    with torch.no_grad(), expected_warnings():
+    with torch.no_grad(), expected_warnings(), lasting_array_names():
         torch._inductor.aoti_compile_and_package(exported, package_path=str(path), inductor_configs=options)
 
 

@@ -19,7 +19,7 @@ template <int D, class Out> __global__ void __launch_bounds__(256, 2) attention_
     for (int s = 0; s < 2; s++) {
       barrier_init(k_full + 8 * s, 1);
       barrier_init(v_full + 8 * s, 1);
-      barrier_init(free_ + 8 * s, 2);
+      barrier_init(free_ + 8 * s, 8);
     }
     barrier_init_fence();
     prefetch_map(&p.qkv);
@@ -73,7 +73,8 @@ template <int D, class Out> __global__ void __launch_bounds__(256, 2) attention_
       acc.softmax(scores, probabilities, started);
       barrier_wait(v_full + 8 * s, parity);
       accumulate<D>(acc.o, probabilities, operand_descriptor(stage + Layout::kHead, 512));
-      if (thread == 0) barrier_arrive(free_ + 8 * s);
+      __syncwarp();
+      if (lane == 0) barrier_arrive(free_ + 8 * s);  // each warp for itself: the products are the warpgroup's, but `seen` is read by every thread
       if (threadIdx.x == 0 && loads.next < end) {
         barrier_wait(free_ + 8 * s, parity);
         loads.key_value(s, end);
