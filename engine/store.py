@@ -20,6 +20,7 @@ from engine.manifest import TOKENIZER
 from engine.options import suggest
 from engine.runtime.beam_lanes import BeamLanes
 from engine.runtime.lanes import LanePool
+from engine.runtime.load_report import LoadReport
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,16 @@ class ArtifactStore:
         """The lanes of the artifacts that have been loaded, by name. Waits for no loading: who scrapes
         metrics asks too."""
         return {name: each.lanes for name, each in self._opened.copy().items()}
+
+    @property
+    def load_reports(self) -> Mapping[str, LoadReport]:
+        """Of each such artifact, its searches included."""
+        beams = self._beams.copy()
+        reports = {name: lanes.load_report for name, lanes in self.opened.items()}
+        return {
+            name: each.joined(beams[name].load_report) if name in beams else each
+            for name, each in reports.items()
+        }
 
     @property
     def fallbacks(self) -> Mapping[str, int]:

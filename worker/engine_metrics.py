@@ -38,8 +38,11 @@ class EngineMetrics(Collector):
             "boundgen_engine_bytes", "Memory taken at load, by what holds it", labels=("artifact", "holder")
         )
         missed = self._artifacts.fallbacks
+        loads = self._artifacts.load_reports
         for name, lanes in self._artifacts.opened.items():
-            load, launch = lanes.load_report, lanes.launch_report
+            if name not in loads:  # loaded since
+                continue
+            load, launch = loads[name], lanes.launch_report
             fallbacks.add_metric((name,), missed.get(name, 0))
             launches.add_metric((name,), launch.launches)
             python.add_metric((name,), launch.launches * launch.python_mean_ms / 1e3)

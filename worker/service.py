@@ -177,8 +177,8 @@ class Service:
             pipelines.append(pipeline)
             log.info("pipeline loaded", pipeline=pipeline.name, capacity=str(pipeline.capacity))
         self._loading = False
-        for name, lanes in artifacts.opened.items():
-            log.info("artifact loaded", artifact=name, **loading(lanes.load_report))
+        for name, report in artifacts.load_reports.items():
+            log.info("artifact loaded", artifact=name, **loading(report))
         return pipelines
 
     def _fail(self, code: int) -> None:

@@ -7,8 +7,9 @@ is launched operation by operation, and counted. Items are searched in places of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -19,16 +20,19 @@ from typing import Any
 import torch
 
 from engine.beam.bounds import BeamBounds
+from engine.beam.cache import BeamCache
 from engine.beam.frontier import Frontier
 from engine.beam.head_weight import HeadWeight
+from engine.beam.kept_cache import KeptCache
 from engine.beam.legal import LegalTensors
 from engine.beam.search import Head, SearchPlan
 from engine.packed import BatchBounds, PackedBatch
 from engine.runtime.beam_buckets import BeamBuckets, SearchSizes, make_beam_buckets
 from engine.runtime.beam_graph import BeamGraphLane, SearchKey
-from engine.runtime.beam_lanes import LEAST_ROWS, BeamLanes
+from engine.runtime.beam_lanes import LEAST_ROWS, BeamLanes, Passes
 from engine.runtime.graph_lanes import GraphLanePool
 from engine.runtime.legal_slots import LegalSlots, PlacedLegal
+from engine.runtime.load_report import LoadReport
 from engine.runtime.quiet_collector import quiet_collector
 
 
@@ -56,6 +60,7 @@ class GraphBeamLanes(BeamLanes):
         kept: BatchBounds | None,
     ) -> None:
         self._lanes: list[BeamGraphLane] = []
+        self._lane_bytes = [0] * pool.num_lanes
         self._prepared: dict[LegalSlots | None, list[_Prepared]] = {}
         self._numbers: dict[LegalSlots, int] = {}
         self._counting, self._capturing = count(), Lock()
@@ -69,11 +74,13 @@ class GraphBeamLanes(BeamLanes):
         buckets: BeamBuckets | None = None,
     ) -> None:
         """Capture on every lane what batches within `sizes` need; call while no lane has work."""
+        started = time.monotonic()
         prepared = _Prepared(plan, buckets or make_beam_buckets(sizes), self._head.of(plan))
         with self._capturing:  # items may outgrow their place meanwhile
             self._prepared.setdefault(slots, []).append(prepared)
             for slot in (None,) if slots is None else (0, 1):
                 self._capture(prepared, slots, slot)
+        self._seconds += time.monotonic() - started
 
     def make_slots(self) -> LegalSlots:
         slots = LegalSlots(self.device, self._recapture)
@@ -87,7 +94,7 @@ class GraphBeamLanes(BeamLanes):
         place = self._numbers.pop(slots)
 
         def drop() -> None:
-            with self.pool.launching, torch.cuda.device(self.device):
+            with self._alone():
                 self.this_lane.drop(place)
 
         with suppress(RuntimeError):  # the lanes have ended, and their graphs with them
@@ -102,6 +109,10 @@ class GraphBeamLanes(BeamLanes):
     @property
     def num_graphs(self) -> int:
         return sum(lane.num_graphs for lane in self._lanes)
+
+    @property
+    def load_report(self) -> LoadReport:
+        return LoadReport(self._seconds, self.num_graphs, 0, tuple(self._lane_bytes))
 
     def search(
         self,
@@ -190,12 +201,25 @@ class GraphBeamLanes(BeamLanes):
     def _capture_some(
         self, keys: Sequence[SearchKey], head: Head, legal: LegalTensors | None, again: bool
     ) -> None:
-        with self.pool.launching, torch.cuda.device(self.device), quiet_collector():
+        with self._alone(), quiet_collector():
             self.this_lane.reserve([key.bucket for key in keys])
             for key in keys:
                 if again or not self.this_lane.find(key):  # a pipeline may open once more
                     self.this_lane.capture(key, head, legal)
             torch.cuda.empty_cache()  # what the runs before captures took
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """On a lane's thread, while no lane launches or captures; notes what the device's memory loses."""
+        with self.pool.launching, torch.cuda.device(self.device):
+            torch.cuda.empty_cache()  # or what others left would be reused, or freed, and counted wrongly
+            free = torch.cuda.mem_get_info(self.device)[0]
+            yield
+            self._lane_bytes[self.pool.this_place] += free - torch.cuda.mem_get_info(self.device)[0]
+
+    def _make_cache(self, prompt: Passes, step: Passes) -> BeamCache | KeptCache:
+        with self._alone():
+            return super()._make_cache(prompt, step)
 
     def _open(self) -> None:
         super()._open()

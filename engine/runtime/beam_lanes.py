@@ -6,6 +6,7 @@ package or an operation of torch computes. Results come back on the CPU in one g
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import local
@@ -26,6 +27,7 @@ from engine.packed import BatchBounds, PackedBatch, pack
 from engine.runtime.beam_buckets import SearchSizes, whole_steps
 from engine.runtime.lanes import LanePool
 from engine.runtime.legal_slots import LegalSlots
+from engine.runtime.load_report import LoadReport
 
 LEAST_ROWS = 2  # a compiled package treats one as special
 Passes = Callable[[list[Tensor]], list[Tensor]]
@@ -48,7 +50,9 @@ class BeamLanes:
         self._folder, self._head, self._kept, self._architecture = folder, head, kept, architecture
         self._mine = local()
         self._fallbacks = 0
+        started = time.monotonic()
         pool.on_every_lane(self._open)
+        self._seconds = time.monotonic() - started  # of loading
 
     @property
     def device(self) -> torch.device:
@@ -58,6 +62,11 @@ class BeamLanes:
     def fallbacks(self) -> int:
         """Searches since load that should have been captured and were not; none are where nothing is."""
         return 0
+
+    @property
+    def load_report(self) -> LoadReport:
+        """What searches took beside their pool's own load."""
+        return LoadReport(self._seconds, 0, 0, ())
 
     def prepare(self, plan: SearchPlan, sizes: SearchSizes, slots: LegalSlots | None = None) -> None:
         """Tell which searches will come, before they do: lanes that capture graphs make them now."""

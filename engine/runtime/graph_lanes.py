@@ -82,6 +82,11 @@ class GraphLanePool(LanePool):
         return lane
 
     @property
+    def this_place(self) -> int:
+        """Which of the lanes the calling thread's is, in load_report's order."""
+        return self._lanes.index(self.this_lane)
+
+    @property
     def most_segments(self) -> int:
         return max(self._bounds.samples, MIN_SAMPLES)  # what the largest bucket holds
 
@@ -180,8 +185,7 @@ class GraphLanePool(LanePool):
         def capture(lane: GraphLane) -> None:
             free = torch.cuda.mem_get_info(self._device)[0]
             lane.capture_shared(sizes, max_sms)
-            place = self._lanes.index(lane)
-            self._lane_bytes[place] += free - torch.cuda.mem_get_info(self._device)[0]
+            self._lane_bytes[self.this_place] += free - torch.cuda.mem_get_info(self._device)[0]
 
         self.on_every_lane(lambda: self._alone(capture))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from engine.runtime.sharing import SharedCost
 
@@ -19,3 +20,13 @@ class LoadReport:
     lane_bytes: tuple[int, ...]  # pools, buffers and graphs, lane by lane; none for lanes without graphs
     shared_tokens: tuple[int, ...] = ()
     sharing: tuple[SharedCost, ...] = ()
+
+    def joined(self, searches: LoadReport) -> LoadReport:
+        """With what searches on the same lanes took beside."""
+        both = zip_longest(self.lane_bytes, searches.lane_bytes, fillvalue=0)
+        return replace(
+            self,
+            seconds=self.seconds + searches.seconds,
+            graphs=self.graphs + searches.graphs,
+            lane_bytes=tuple(map(sum, both)),
+        )

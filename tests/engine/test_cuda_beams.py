@@ -138,3 +138,4 @@ def test_items_are_swapped(store: ArtifactStore, tmp_path: Path) -> None:
                     assert all(items[name] == beam["token_ids"] for name in beam["item_ids"])
                     assert beam["item_ids"]
     assert store.get_beams("tiny").fallbacks == 0
+    assert store.load_reports["tiny"].graphs > store.get("tiny").lanes.load_report.graphs

@@ -111,7 +111,7 @@ def test_an_artifact_is_loaded_once_by_many_threads(tiny_causal: Any) -> None:
     assert store.fallbacks == {"causal": 0}
     store.close()
     store.close()
-    assert store.opened == store.fallbacks == {}
+    assert store.opened == store.fallbacks == store.load_reports == {}
     assert len(found) == 4
     assert len({id(each) for each in found}) == 1
 

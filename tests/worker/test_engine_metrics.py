@@ -19,7 +19,7 @@ GRAPHS = LoadReport(
 
 
 def test_lanes_appear_with_their_artifact_once_it_is_loaded() -> None:
-    artifacts: Any = SimpleNamespace(opened={}, fallbacks={})
+    artifacts: Any = SimpleNamespace(opened={}, fallbacks={}, load_reports={})
     registry = CollectorRegistry()
     registry.register(EngineMetrics(artifacts))
 
@@ -27,9 +27,8 @@ def test_lanes_appear_with_their_artifact_once_it_is_loaded() -> None:
         return registry.get_sample_value(f"boundgen_engine_{name}", {"artifact": "qwen", **labels})
 
     assert read("fallbacks_total") is None
-    artifacts.opened["qwen"] = SimpleNamespace(
-        load_report=GRAPHS, launch_report=LaunchReport(1_000, 0.05, 0.3)
-    )
+    artifacts.opened["qwen"] = SimpleNamespace(launch_report=LaunchReport(1_000, 0.05, 0.3))
+    artifacts.load_reports["qwen"] = GRAPHS
     artifacts.fallbacks["qwen"] = 3
     assert read("fallbacks_total") == 3
     assert read("launches_total") == 1_000

@@ -269,3 +269,9 @@ def test_in_a_pipeline(store: ArtifactStore, reference: Any, sample: Any) -> Non
     plain = search_plainly(reference, [5, 6], 2, 3)
     assert [tuple(beam["token_ids"]) for beam in narrow.rows[0]["beams"]] == plain.tokens  # type: ignore[attr-defined]
     assert [len(row["beams"]) for row in wide.rows] == [5, 5]  # type: ignore[arg-type]
+
+
+def test_what_searches_took_to_load_counts_for_the_artifact(store: ArtifactStore) -> None:
+    searches, model = store.get_beams("beam").load_report, store.get("beam").lanes.load_report
+    assert searches.seconds > 0
+    assert store.load_reports["beam"] == model.joined(searches)

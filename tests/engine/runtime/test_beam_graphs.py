@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -70,6 +71,25 @@ def test_what_was_not_prepared_is_counted_and_answered(beams: Beams) -> None:
     assert beams.fallbacks == 1
     with pytest.raises(ValueError, match=r"beam.prompts = 5: over the artifact's 4"):
         captured(beams, [[1]] * 5, [3] * 5)
+
+
+def test_graphs_and_what_they_take_are_in_the_report(
+    acted_cuda: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each measured piece of work takes 1000 bytes here: a lane's own graphs, its state, what it captured."""
+    del acted_cuda
+    free = itertools.count(1_000_000, -1_000)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (next(free), 0))
+    beams = make_beams(make_model())
+    alone = beams.pool.load_report
+    beams.prepare(PLAN, SIZES, None, FEW)
+    report = alone.joined(beams.load_report)
+    assert beams.pool.load_report == alone
+    assert report.graphs == alone.graphs + 2 * len(FEW.all)
+    assert (alone.lane_bytes, report.lane_bytes) == ((1_000, 1_000), (3_000, 3_000))
+    assert report.seconds > alone.seconds
+    assert report.weights_bytes == alone.weights_bytes
+    beams.pool.close()
 
 
 @pytest.mark.usefixtures("acted_cuda")
