@@ -17,6 +17,7 @@ from torch import Tensor
 from engine.build.cuda_package import serves_int8
 from engine.build.spec import BuildSpec, Calibration
 from engine.errors import ArtifactError, ConfigError
+from engine.models.architecture import Architecture
 from engine.models.checkpoint import Checkpoint
 from engine.packed import BatchBounds, PackedBatch, Segment, pack_segments
 from engine.prefixes import ConstantPrefix
@@ -55,18 +56,27 @@ def study_accuracy(
     calibration: Calibration, spec: BuildSpec, checkpoint: Checkpoint, folder: Path, progress: Progress
 ) -> Accuracy:
     """Reads the texts, measures the schemes, chooses, and writes report and chart into `folder`."""
+    schemes = choose_schemes(spec, checkpoint.architecture)
     texts = load_texts(calibration, checkpoint, spec.bounds)
-    schemes: tuple[Scheme, ...] = ("e4m3_static", "e4m3_token", "int8")
-    if spec.device == "cuda":  # what has kernels there
-        schemes = ("e4m3_static",) if spec.scaling == "static" else ("e4m3_token",)
-        if spec.precision == "int8":
-            schemes = ("int8",)
-        elif spec.precision == "auto" and serves_int8(spec, checkpoint.architecture):
-            schemes = ("e4m3_static", "int8")
     study = run_study(model_of(checkpoint), texts, schemes, calibration.budget, progress)
     (folder / REPORT).write_text(study.to_json(), encoding="utf-8")
     (folder / CHART).write_text(study.draw(spec.name), encoding="utf-8")
     return Accuracy(study, texts, calibration.budget)
+
+
+def choose_schemes(spec: BuildSpec, architecture: Architecture) -> tuple[Scheme, ...]:
+    """Those that have kernels on the device, or all; ConfigError for scales that its kernels do not know."""
+    if spec.device == "cpu":
+        return ("e4m3_static", "e4m3_token", "int8")
+    if spec.precision == "int8":
+        return ("int8",)
+    if spec.precision == "auto" and serves_int8(spec, architecture):
+        if spec.scaling == "token":
+            reason = "auto mixes int8 and e4m3 here, whose kernels know static scales alone; "
+            mend = "leave --scaling out, or take --kernels portable for e4m3 scaled per token"
+            raise ConfigError("scaling", spec.scaling, reason + mend)
+        return ("e4m3_static", "int8")
+    return ("e4m3_static",) if spec.scaling == "static" else ("e4m3_token",)
 
 
 def load_texts(calibration: Calibration, checkpoint: Checkpoint, bounds: BatchBounds) -> TextSets:

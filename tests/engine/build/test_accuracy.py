@@ -138,6 +138,22 @@ def test_a_device_is_studied_for_what_it_can_build(
     assert measured[-1] in {scheme for layer in found.layers for scheme in layer.values()}
 
 
+def test_scaling_per_token_is_no_choice_beside_int8(
+    tmp_path: Path, tiny_causal: Any, calibrate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Static scales were taken without a word."""
+    checkpoint = load_checkpoint(tiny_causal.checkpoint, max_tokens=64)
+    spec = BuildSpec(tiny_causal.checkpoint, tmp_path / "no", "tiny", bounds=BOUNDS, scaling="token")
+    for key, value in (("device", "cuda"), ("precision", "auto")):
+        object.__setattr__(spec, key, value)
+    monkeypatch.setattr(engine.build.accuracy, "serves_int8", lambda *_: True)
+    with pytest.raises(ConfigError, match=r"scaling = 'token': .* static scales.*--kernels portable"):
+        study_accuracy(calibrate(Budget(9, 9)), spec, checkpoint, tmp_path, lambda stage: None)
+    monkeypatch.setattr(engine.build.accuracy, "serves_int8", lambda *_: False)
+    found = study_accuracy(calibrate(Budget(9, 9)), spec, checkpoint, tmp_path, lambda stage: None).study
+    assert [each.name for each in found.results] == ["bf16", "e4m3_token", "auto"]
+
+
 def test_what_cannot_be_calibrated_is_said(tmp_path: Path, tiny_causal: Any, calibrate: Any) -> None:
     with pytest.raises(ConfigError, match=r"precision = 'auto'.*needs texts"):
         BuildSpec(tiny_causal.checkpoint, tmp_path / "no", "tiny", precision="auto")
