@@ -25,8 +25,8 @@ def doctor(tmp_path: Path, tiny_causal: Any) -> Any:
     (tmp_path / "pair.yaml").write_text(PIPELINE)
     (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"q": "mouse " * n}) for n in range(1, 9)))
 
-    def run(*options: str, texts: str = "texts.jsonl") -> Any:
-        places = [str(tiny_causal.artifact), str(tmp_path / texts), "--pipeline", str(tmp_path / "pair.yaml")]
+    def run(*options: str, texts: str = "texts.jsonl", artifact: Path = tiny_causal.artifact) -> Any:
+        places = [str(artifact), str(tmp_path / texts), "--pipeline", str(tmp_path / "pair.yaml")]
         checkpoint = ["--model", str(tiny_causal.checkpoint)]
         return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["doctor", *places, *checkpoint, *options])
 
@@ -51,6 +51,26 @@ def test_texts_that_are_not_there(doctor: Any) -> None:
     result = doctor(texts="nothing.jsonl")
     assert result.exit_code == 1
     assert "nothing.jsonl" in result.output
+    assert "mend: mend the texts" in result.output
+
+
+@pytest.mark.parametrize(
+    ("place", "missing", "mend"),
+    [
+        ("nowhere", "no such directory, so no artifact", "the directory that build --out named"),
+        ("pair.yaml", "is no directory, so no artifact", "the directory that build --out named"),
+        ("empty", "no readable manifest.json", "copy it again, or build it"),
+    ],
+)
+def test_an_artifact_that_is_none(doctor: Any, tmp_path: Path, place: str, missing: str, mend: str) -> None:
+    """The checkpoint is not what is missing."""
+    (tmp_path / "empty").mkdir()
+    result = doctor("--json", artifact=tmp_path / place)
+    assert result.exit_code == 1
+    (finding,) = json.loads(result.output.splitlines()[-1])["findings"]
+    assert f"{tmp_path / place}: {missing}" in finding["detail"]
+    assert mend in finding["mend"]
+    assert "--model" not in finding["mend"]
 
 
 def test_an_artifact_without_texts(tmp_path: Path) -> None:

@@ -21,10 +21,25 @@ from tools.doctor.findings import Finding, fail, ok
 
 
 def check_answers(folder: Path, model: Path | None, calibration: Calibration) -> Iterator[Finding]:
-    """One finding: inside the budget or not. `model`: the checkpoint, where it is no longer where the build
-    found it. All of the file's texts judge."""
+    """One finding: inside the budget or not, or why that cannot be said. `model`: the checkpoint, where it is
+    no longer where the build found it. All of the file's texts judge."""
+    if not folder.is_dir():
+        reason = "is no directory" if folder.exists() else "no such directory"
+        yield fail(
+            "answers", f"{folder}: {reason}, so no artifact", "give the directory that build --out named"
+        )
+        return
     try:
-        found = measure_artifact(folder, model, calibration)
+        calibration.check()
+        artifact = Artifact.open(folder, device="cuda" if torch.cuda.is_available() else "cpu")
+    except ConfigError as error:
+        yield fail("answers", str(error), "mend the texts, or name the pipeline they are for with --pipeline")
+        return
+    except ArtifactError as error:
+        yield fail("answers", str(error), "copy it again, or build it on a machine like this one")
+        return
+    try:
+        found = measure_artifact(artifact, model, calibration)
     except (ArtifactError, ConfigError) as error:
         yield fail(
             "answers", str(error), "name the checkpoint with --model, the texts' template with --pipeline"
@@ -40,11 +55,8 @@ def check_answers(folder: Path, model: Path | None, calibration: Calibration) ->
         yield ok("answers", detail)
 
 
-def measure_artifact(folder: Path, model: Path | None, calibration: Calibration) -> Agreement:
-    """ArtifactError, ConfigError as their loaders raise them."""
-    calibration.check()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    artifact = Artifact.open(folder, device=device)
+def measure_artifact(artifact: Artifact, model: Path | None, calibration: Calibration) -> Agreement:
+    """ArtifactError, ConfigError as the checkpoint's and the texts' loaders raise them."""
     built = artifact.manifest
     checkpoint = load_checkpoint(
         model or Path(built.source.path),
