@@ -22,6 +22,9 @@ from engine.packed import MIN_SAMPLES, NO_PREFIX, BatchBounds
 _OPTIONS: dict[str, Any] = {
     "aot_inductor.package_constants_in_so": False,
     "cpp.dynamic_threads": True,  # the number of threads is a lane's, not the building machine's
+    # It takes a view of a single value (small_vectors) for a tensor to be filled in anew at every run, by a
+    # kernel of its own: three a layer.
+    "joint_graph_constant_folding": False,
 }
 
 
