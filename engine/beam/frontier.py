@@ -42,18 +42,19 @@ class Rules:
 
 
 def start(num_prompts: int, length: int, rules: Rules) -> Frontier:
-    """One empty beam a prompt."""
-    device = rules.widths.device
+    """One empty beam a prompt. All of it is zero and views of one memory: one kernel fills it."""
+    assert ROOT == 0
     shape = (num_prompts, 1)
-    whole = torch.zeros(shape, dtype=torch.int64, device=device)
+    zeros = torch.zeros(num_prompts * length, dtype=torch.int64, device=rules.widths.device)
+    numbers, flags = zeros[:num_prompts].view(shape), zeros.view(torch.bool)[:num_prompts]
     return Frontier(
-        scores=torch.zeros(shape, device=device),
-        tokens=whole.unsqueeze(-1).expand(-1, -1, length),
-        lengths=whole,
-        closed=None if rules.end_tokens is None else whole.bool(),
-        nodes=None if rules.legal is None else whole + ROOT,
-        parents=whole,
-        failed=torch.zeros(num_prompts, dtype=torch.bool, device=device),
+        scores=zeros.view(torch.float32)[:num_prompts].view(shape),
+        tokens=zeros.view(*shape, length),
+        lengths=numbers,
+        closed=None if rules.end_tokens is None else flags.view(shape),
+        nodes=None if rules.legal is None else numbers,
+        parents=numbers,
+        failed=flags,
     )
 
 

@@ -57,9 +57,9 @@ class NarrowHead(Head):
         begin, end = self.bounds(position)
         # Slices begin and end anywhere; the product takes whole sixteens of rows.
         low, high = begin // _STEP * _STEP, -(-end // _STEP) * _STEP
-        quantised = quantise_rows(hidden.flatten(0, -2))
+        quantised = quantise_rows(hidden.flatten(0, -2), self.scale)
         assert quantised.scale is not None
         raw = linear_e4m3(Activation(quantised.values, self.one), self.narrow[low:high], self.one)
         values = raw[:, begin - low : end - low].contiguous()  # of whole slices: no copy
-        scales = (quantised.scale * self.scale).view(hidden.shape[:-1])
+        scales = quantised.scale.view(hidden.shape[:-1])
         return RawLogits(values.view(*hidden.shape[:-1], end - begin), scales)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.ops.portable.beam_positions import beam_positions
 from engine.packed import PackedBatch
 
 Passes = Callable[[list[Tensor]], list[Tensor]]  # a compiled package, or an eager decoder
@@ -67,8 +68,8 @@ class KeptCache:
             if not 2 <= value <= most:
                 raise ValueError(f"{key} = {value}: must be from 2 to {most}")
         self._inputs = inputs
-        self._borders = borders = inputs.cu_seqlens[: num_prompts + 1]
-        self._lengths = (borders[1:] - borders[:-1]).long().repeat_interleave(width)
+        self._borders = inputs.cu_seqlens[: num_prompts + 1]
+        self._positions = beam_positions(self._borders, shape.slots, width)
         self._prompt_cache = self._view(self._prompts, 1, tokens)
         self._suffix_cache = self._view(self._suffixes, shape.slots, rows)
 
@@ -80,7 +81,7 @@ class KeptCache:
     def step(self, tokens: Tensor, step: int, ancestors: Tensor) -> Tensor:
         # A compiled package takes strides for granted: whatever the search made must be contiguous.
         caches = [*self._prompt_cache, *self._suffix_cache]
-        given = [tokens.contiguous(), self._lengths + step, self._borders, *caches, ancestors.contiguous()]
+        given = [tokens.contiguous(), self._positions[step], self._borders, *caches, ancestors.contiguous()]
         return self._step([*given, self._slot[step]])[0]
 
     def release(self) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.beam.frontier import Frontier, Rules, expand, start
 from engine.beam.selection import RawLogits
-from engine.ops.portable.beam_ancestors import beam_ancestors
+from engine.ops.portable.beam_advance import beam_advance
 
 _LOGITS_AT_ONCE = 1 << 25  # entries of one product of the head, on a CPU: 128 MB of float32
 
@@ -67,12 +67,10 @@ def search(model: BeamModel, head: Head, rules: Rules, steps: int) -> Frontier:
     """Sequences of `steps` + 1 tokens; NaN or infinity in one prompt's logits marks that one as failed."""
     num_prompts, width = len(rules.widths), rules.width
     frontier = _expand_all(start(num_prompts, steps + 1, rules), model.prompt().unsqueeze(1), head, rules, 0)
-    rows = num_prompts * width
-    ancestors = torch.full((model.slots, rows), -1, device=rules.widths.device)
+    ancestors: Tensor | None = None
     for step in range(steps):
-        if step > 0:
-            ancestors = beam_ancestors(ancestors, frontier.parents, step - 1)
-        hidden = model.step(frontier.tokens[..., step].flatten(), step, ancestors)
+        ids, ancestors = beam_advance(ancestors, frontier.parents, frontier.tokens, model.slots, step)
+        hidden = model.step(ids, step, ancestors)
         frontier = _expand_all(frontier, hidden.view(num_prompts, width, -1), head, rules, step + 1)
     return frontier
 

@@ -1,8 +1,9 @@
 """One lane's captured searches: a graph for every bucket of every plan, over one state and one memory pool.
 
-A graph holds the whole search: pinned host memory -> device, the prompts' package, the first expansion,
-every step's package and expansion, and one copy of the results to pinned memory. Capturing and launching
-happen on the lane's own thread; Python, the packages' own operations included, runs at capture alone.
+A graph holds the whole search: the prompts' package, the first expansion, every step's package and expansion,
+and what gathers the results. It is kernels alone, one after the other, which a driver launches in one go: the
+copy from pinned memory before it and the one to pinned memory after it are enqueued beside it. Capturing and
+launching happen on the lane's own thread; Python, the packages' operations included, runs at capture alone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from engine.beam.legal import LegalTensors
 from engine.beam.search import Head, SearchPlan, search
 from engine.packed import PackedBatch
 from engine.runtime.beam_buckets import TOKEN_STEP, BeamBucket
-from engine.runtime.beam_transfer import BeamInputs, gather_results, spread_results
+from engine.runtime.beam_transfer import BeamInputs, HostInputs, HostResults, gather_results
 from engine.runtime.capture import Capture, pinned_like
 from engine.runtime.graph_lane import GraphLane
 
@@ -36,11 +37,22 @@ class SearchKey:
 
 
 @dataclass(frozen=True)
-class _Captured:
+class CapturedSearch:
+    """A graph and the memory around it: pinned on the host, and what the graph reads and writes."""
+
     graph: torch.cuda.CUDAGraph
-    inputs: BeamInputs  # pinned
-    results: Tensor  # pinned
-    shapes: Frontier  # empty tensors on the meta device
+    inputs: HostInputs
+    results: HostResults
+    to_device: tuple[Tensor, Tensor]  # target and source, as in `copy_`
+    to_host: tuple[Tensor, Tensor]
+
+    def enqueue(self) -> None:
+        """Everything of the batch that was filled in, on the current stream."""
+        target, source = self.to_device
+        target.copy_(source, non_blocking=True)
+        self.graph.replay()
+        target, source = self.to_host
+        target.copy_(source, non_blocking=True)
 
 
 class BeamGraphLane:
@@ -53,8 +65,7 @@ class BeamGraphLane:
         self._ends: dict[
             tuple[int, ...], Tensor
         ] = {}  # end tokens on the device, kept for graphs that read them
-        self._graphs: dict[SearchKey, _Captured] = {}
-        self._retired: list[object] = []  # memory that older graphs read
+        self._graphs: dict[SearchKey, CapturedSearch] = {}
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     @property
@@ -65,7 +76,6 @@ class BeamGraphLane:
         """Input memory for the largest of them; graphs that were captured keep what they read."""
         wanted = max(BeamInputs.num_bytes(bucket) for bucket in buckets)
         if wanted > len(self._host):
-            self._retired += [self._host, self._inputs]
             self._host = torch.zeros(wanted, dtype=torch.uint8, pin_memory=True)
             self._inputs = torch.zeros_like(self._host, device=self._device)
 
@@ -73,6 +83,8 @@ class BeamGraphLane:
         """One graph, after one run of the same: libraries choose and load kernels by size, which a capture
         does not allow. Replaces the key's graph where there is one."""
         bucket, stream = key.bucket, self._lane.stream
+        size = BeamInputs.num_bytes(bucket)
+        to_device = self._inputs[:size], self._host[:size]
         inputs = BeamInputs.over(self._host, bucket)
         for x in (inputs.input_ids, inputs.positions):
             x.zero_()
@@ -81,15 +93,16 @@ class BeamGraphLane:
         inputs.cu_seqlens.copy_(torch.arange(bucket.segments + 1) * each)
         inputs.widths.fill_(bucket.width)
         with torch.cuda.stream(stream), torch.no_grad():
+            to_device[0].copy_(to_device[1], non_blocking=True)
             found = self._search(key, head, legal)
             columns: dict[str, Any] = {n: None if x is None else x.to("meta") for n, x in vars(found).items()}
-            shapes = Frontier(**columns)
-            results = pinned_like(gather_results(found))
+            host = pinned_like(gather_results(found))
             del found  # its memory is the graph's, too
             stream.synchronize()
             with Capture(self._lane.memory, stream) as graph:
-                results.copy_(gather_results(self._search(key, head, legal)), non_blocking=True)
-        self._graphs[key] = _Captured(graph, inputs, results, shapes)
+                gathered = gather_results(self._search(key, head, legal))
+        results = HostResults(host, Frontier(**columns))
+        self._graphs[key] = CapturedSearch(graph, HostInputs(inputs), results, to_device, (host, gathered))
 
     def drop(self, place: int) -> None:
         """The graphs over one pipeline's legal sequences."""
@@ -97,38 +110,24 @@ class BeamGraphLane:
             key: graph for key, graph in self._graphs.items() if key.place is None or key.place[0] != place
         }
 
-    def find(self, key: SearchKey) -> bool:
-        return key in self._graphs
+    def find(self, key: SearchKey) -> CapturedSearch | None:
+        return self._graphs.get(key)
 
-    def launch(self, key: SearchKey, packed: PackedBatch, widths: Sequence[int]) -> None:
-        """Everything of one batch is enqueued; `take` has its results after `wait`."""
+    def launch(self, captured: CapturedSearch, packed: PackedBatch, widths: Sequence[int]) -> None:
+        """Everything of one batch is enqueued; its results are there after `wait`. On the lane's thread,
+        whose current stream is the lane's."""
         began = time.thread_time()
-        captured = self._graphs[key]
         captured.inputs.fill(packed, widths)
         self._lane.meter.note(time.thread_time() - began)
-        with torch.cuda.stream(self._lane.stream):
-            captured.graph.replay()
-            self._done.record(self._lane.stream)
+        captured.enqueue()
+        self._done.record(self._lane.stream)
 
     def wait(self) -> None:
         """Until the last launch's results are there; does not hold the interpreter lock."""
         self._done.synchronize()
 
-    def take(self, key: SearchKey, prompts: int, width: int) -> Frontier:
-        """The first prompts' first beams, the caller's own."""
-        captured = self._graphs[key]
-        return spread_results(captured.results, captured.shapes, prompts, width)
-
-    def hold(self, key: SearchKey, packed: PackedBatch, widths: Sequence[int]) -> torch.cuda.CUDAGraph:
-        """The batch's graph, to be replayed on any stream while nothing else runs. For measuring."""
-        captured = self._graphs[key]
-        captured.inputs.fill(packed, widths)
-        return captured.graph
-
     def _search(self, key: SearchKey, head: Head, legal: LegalTensors | None) -> Frontier:
         bucket = key.bucket
-        size = BeamInputs.num_bytes(bucket)
-        self._inputs[:size].copy_(self._host[:size], non_blocking=True)
         given = BeamInputs.over(self._inputs, bucket)
         prompts = PromptInputs(given.input_ids, given.positions, given.cu_seqlens)
         self._cache.hold(prompts, bucket.prompts, bucket.width)

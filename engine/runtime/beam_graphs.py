@@ -158,8 +158,11 @@ class GraphBeamLanes(BeamLanes):
         key = self.key(packed, widths, plan, legal)
         if key is None:
             raise ValueError(f"{packed.num_samples} prompts, {packed.num_tokens} tokens: no graph holds them")
-        replay: Callable[[], None] = self.this_lane.hold(key, packed, widths).replay
-        return replay
+        captured = self.this_lane.find(key)
+        if captured is None:
+            raise ValueError(f"{key}: was not captured")
+        captured.inputs.fill(packed, widths)
+        return captured.enqueue
 
     @property
     def this_lane(self) -> BeamGraphLane:
@@ -169,15 +172,15 @@ class GraphBeamLanes(BeamLanes):
     def _launch(
         self, packed: PackedBatch, widths: Sequence[int], plan: SearchPlan, legal: LegalTensors | None
     ) -> Frontier:
-        key = self.key(packed, widths, plan, legal)
-        if key is None or not self.this_lane.find(key):
+        key, lane = self.key(packed, widths, plan, legal), self.this_lane
+        captured = None if key is None else lane.find(key)
+        if captured is None:
             self._fallbacks += 1
             return super().search(packed, widths, plan, legal)
-        lane = self.this_lane
         with self.pool.launching:
-            lane.launch(key, packed, widths)
+            lane.launch(captured, packed, widths)
         lane.wait()
-        return lane.take(key, packed.num_samples, max(LEAST_ROWS, *widths))
+        return captured.results.take(packed.num_samples, max(LEAST_ROWS, *widths))
 
     def _recapture(self, slots: LegalSlots, slot: int) -> None:
         """A graph at a time, so that requests that come meanwhile wait for one, not for all."""
@@ -204,7 +207,7 @@ class GraphBeamLanes(BeamLanes):
         with self._alone(), quiet_collector():
             self.this_lane.reserve([key.bucket for key in keys])
             for key in keys:
-                if again or not self.this_lane.find(key):  # a pipeline may open once more
+                if again or self.this_lane.find(key) is None:  # a pipeline may open once more
                     self.this_lane.capture(key, head, legal)
             torch.cuda.empty_cache()  # what the runs before captures took
 

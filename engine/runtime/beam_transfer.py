@@ -1,17 +1,19 @@
 """What a captured search reads from the host and writes back: one copy each way, laid out by bucket.
 
 Views of one memory, the host's pinned or the device's. A batch fills the host's before its graph is replayed,
-and takes the results out after it.
+and takes the results out after it. Both are plain copies in numpy over views that are made once: a launch
+holds the interpreter meanwhile, and an operation of torch takes longer than this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.beam.frontier import Frontier
@@ -19,8 +21,7 @@ from engine.packed import PAD_TOKEN, PackedBatch
 from engine.runtime.beam_buckets import BeamBucket
 from engine.runtime.capture import wide
 
-_HOST: dict[torch.dtype, Any] = {torch.int64: np.int64, torch.bool: np.bool_}
-_COLUMNS = ("scores", "lengths", "parents", "closed", "nodes")  # of Frontier, [S, B] each
+_COLUMNS = ("tokens", "lengths", "parents", "nodes", "scores", "closed", "failed")  # the widest entries first
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class BeamInputs:
     widths: Tensor
 
     @classmethod
-    def over(cls, memory: Tensor, bucket: BeamBucket) -> BeamInputs:
+    def over(cls, memory: Tensor, bucket: BeamBucket) -> Self:
         views, start = [], 0
         for size, dtype in _layout(bucket):
             views.append(memory[start : start + size].view(dtype))
@@ -44,19 +45,25 @@ class BeamInputs:
     def num_bytes(bucket: BeamBucket) -> int:
         return sum(wide(size) for size, _ in _layout(bucket))
 
+
+class HostInputs:
+    """BeamInputs' memory on the host, to be filled."""
+
+    def __init__(self, inputs: BeamInputs) -> None:
+        self._ids, self._positions = inputs.input_ids.numpy(), inputs.positions.numpy()
+        self._borders, self._widths = inputs.cu_seqlens.numpy(), inputs.widths.numpy()
+
     def fill(self, packed: PackedBatch, widths: Sequence[int]) -> None:
-        """The real prompts; each of the others is one token of its own and has one beam. Plain copies in
-        numpy: a launch holds the interpreter meanwhile."""
-        ids, positions, borders, limits = (x.numpy() for x in vars(self).values())
-        tokens, prompts = packed.num_tokens, packed.num_samples
-        ids[:tokens] = packed.input_ids.numpy()[:tokens]
-        ids[tokens:] = PAD_TOKEN
-        positions[:tokens] = packed.positions.numpy()[:tokens]
-        positions[tokens:] = 0
+        """The real prompts; each of the others is one token of its own and has one beam."""
+        tokens, prompts, borders = packed.num_tokens, packed.num_samples, self._borders
+        self._ids[:tokens] = packed.input_ids.numpy()[:tokens]
+        self._ids[tokens:] = PAD_TOKEN
+        self._positions[:tokens] = packed.positions.numpy()[:tokens]
+        self._positions[tokens:] = 0
         borders[: prompts + 1] = packed.cu_seqlens.numpy()[: prompts + 1]
         borders[prompts + 1 :] = np.arange(tokens + 1, tokens + len(borders) - prompts)
-        limits[:prompts] = widths
-        limits[prompts:] = 1
+        self._widths[:prompts] = widths
+        self._widths[prompts:] = 1
 
 
 def _layout(bucket: BeamBucket) -> tuple[tuple[int, torch.dtype], ...]:
@@ -69,28 +76,33 @@ def _layout(bucket: BeamBucket) -> tuple[tuple[int, torch.dtype], ...]:
 
 
 def gather_results(found: Frontier) -> Tensor:
-    """Everything of it as int32[n], one tensor to copy; scores by their bits."""
+    """Its bytes, uint8[n], one tensor to copy; kernels of one kind write it."""
     columns = [getattr(found, name) for name in _COLUMNS]
-    parts = [_bits(x) for x in (*columns, found.tokens, found.failed) if x is not None]
-    return torch.cat(parts)
+    return torch.cat([x.contiguous().flatten().view(torch.uint8) for x in columns if x is not None])
 
 
-def spread_results(memory: Tensor, like: Frontier, prompts: int, width: int) -> Frontier:
-    """The opposite, on the host, of the first prompts and beams; `like` has the shapes. Copies."""
-    given, start, found = memory.numpy(), 0, dict[str, Any]()
-    for name in (*_COLUMNS, "tokens", "failed"):
-        shape: Tensor | None = getattr(like, name)
-        if shape is None:
-            found[name] = None
-            continue
-        bits = given[start : start + shape.numel()].reshape(shape.shape)[:prompts]
-        start += shape.numel()
-        bits = bits[:, :width] if bits.ndim > 1 else bits
-        values = bits.astype(_HOST[shape.dtype]) if shape.dtype != torch.float32 else bits.copy()
-        found[name] = torch.from_numpy(values.view(np.float32) if shape.dtype == torch.float32 else values)
-    return Frontier(**found)
+class HostResults:
+    """What gather_results made, on the host."""
 
+    def __init__(self, memory: Tensor, like: Frontier) -> None:
+        """`like` has the shapes."""
+        self._views: dict[str, NDArray[Any] | None] = {}
+        start = 0
+        for name in _COLUMNS:
+            shape: Tensor | None = getattr(like, name)
+            self._views[name] = None
+            if shape is not None:
+                column = memory[start : start + shape.nbytes].view(shape.dtype)
+                self._views[name] = column.view(shape.shape).numpy()
+                start += shape.nbytes
 
-def _bits(x: Tensor) -> Tensor:
-    flat = x.contiguous().flatten()
-    return flat.view(torch.int32) if flat.is_floating_point() else flat.to(torch.int32)
+    def take(self, prompts: int, width: int) -> Frontier:
+        """A copy, of the first prompts and beams."""
+        taken: dict[str, Any] = {}
+        for name, view in self._views.items():
+            if view is not None:
+                part = view[:prompts] if view.ndim == 1 else view[:prompts, :width]
+                taken[name] = torch.from_numpy(part.copy())
+            else:
+                taken[name] = None
+        return Frontier(**taken)

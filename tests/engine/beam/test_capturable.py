@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from engine.beam.frontier import Rules
 from engine.beam.legal import LegalTensors
 from engine.beam.search import Head, search
-from engine.ops.portable import beam_ancestors, beam_follow, beam_select
+from engine.ops.portable import beam_advance, beam_follow, beam_select
 
 PROMPTS, WIDTH, HIDDEN, VOCAB, STEPS = 3, 7, 16, 1000, 2
 
@@ -36,7 +36,7 @@ class ShapesOnly:
 def test_shapes_are_all_it_needs(
     finish: bool, bounded: bool, sliced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (beam_ancestors, beam_follow, beam_select):
+    for module in (beam_advance, beam_follow, beam_select):
         monkeypatch.setattr(module, "_launch", module._oracle)
     with FakeTensorMode():
         edges = torch.empty(90, dtype=torch.int32)

@@ -67,7 +67,9 @@ def cases() -> Iterator[Case]:
             yield Case(f"norm-{name}-{mode}", "norm", (x, x, weight, given, 1e-6, mode))
             yield Case(f"silu-{name}-{mode}", "activation", (empty(7, 2 * middle), given, mode))
         yield Case(f"norm-{name}-alone", "norm", (x, None, weight, None, 1e-6, "none"))
-        yield Case(f"quantise-{name}", "quantise", (empty(7, heads * dim),))
+        for given in (None, scale):
+            rows = (empty(7, heads * dim), given)
+            yield Case(f"quantise-{name}-{given is not None}", "quantise", rows)
         tables = (empty(512, dim // 2, dtype=F32), empty(512, dim // 2, dtype=F32))
         qkv, at = empty(7, (heads + 2 * kv) * dim), torch.zeros(7, dtype=torch.int64)
         norms = (empty(dim), empty(dim)) if name == "qwen3" else (None, None)
@@ -117,8 +119,11 @@ def selections() -> Iterator[Case]:
     legal = (beams.bool(), beams, flags, widths, edges, edges, edges, widths, 7, 2)
     yield Case("beam_follow-plain", "beam_follow", (*before, *plain))
     yield Case("beam_follow-legal", "beam_follow", (*before, *legal))
-    yield Case("beam_ancestors", "beam_ancestors", (empty(4, 200, dtype=torch.int64), beams, 2))
-    yield Case("beam_ancestors-1", "beam_ancestors", (empty(4, 200, dtype=torch.int64), beams, 1))
+    ancestors, tokens = empty(4, 200, dtype=torch.int64), empty(2, 100, 5, dtype=torch.int64)
+    for step in (0, 1, 2):
+        given = (ancestors if step else None, beams, tokens, 4, step)
+        yield Case(f"beam_advance-{step}", "beam_advance", given)
+    yield Case("beam_positions", "beam_positions", (torch.tensor([0, 3, 7], dtype=I32), 4, 99))
     yield Case("beam_follow-1", "beam_follow", (*before, *legal[:-2], 1, 1))
 
 

@@ -18,11 +18,11 @@ import torch
 from engine.beam import selection
 from engine.beam.frontier import Rules, expand, start
 from engine.beam.legal import LegalTensors, find_edges, legal_logits
-from engine.ops.portable import beam_ancestors, beam_follow, beam_select
+from engine.ops.portable import beam_advance, beam_follow, beam_positions, beam_select
 torch.manual_seed(0)
 NEVER = float("-inf")
 beam_select._READERS = 3  # several turns each, and less to interpret
-for module in (beam_ancestors, beam_follow, beam_select):
+for module in (beam_advance, beam_follow, beam_positions, beam_select):
     module.wrap_triton = lambda kernel: kernel
     module.kernels = module._launch.launch
 
@@ -118,10 +118,19 @@ for legal in (None, tree):
                 assert (mine is None) == (theirs is None)
                 assert mine is None or torch.equal(mine[live], theirs[live])
 # whose rows they are
-before, parents = torch.randint(-1, 300, (4, 300)), torch.randint(0, 100, (3, 100))
-for slot in range(4):
-    want = beam_ancestors._oracle(before, parents, slot)
-    assert torch.equal(beam_ancestors.kernels(before, parents, slot), want)
+parents, tokens, ancestors = torch.randint(0, 100, (3, 100)), torch.randint(9, (3, 100, 5)), None
+for step in range(5):
+    args = (ancestors, parents, tokens, 4, step)
+    got, want = beam_advance.kernels(*args), beam_advance._oracle(*args)
+    assert all(map(torch.equal, got, want))
+    assert got[1].ge(0).any(1).tolist() == [slot < step for slot in range(4)]
+    ancestors = got[1]
+# where they stand
+for width in (1, 3, 100, 300):
+    args = (torch.tensor([4, 9, 10, 40], dtype=torch.int32), 5, width)
+    got, want = (each(*args)[:, : 3 * width] for each in (beam_positions.kernels, beam_positions._oracle))
+    assert torch.equal(got, want)
+    assert got[:, 0].tolist() == [5, 6, 7, 8, 9] and got[0, -1] == 30
 """,
 }
 

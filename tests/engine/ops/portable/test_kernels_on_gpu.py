@@ -95,6 +95,10 @@ def test_silu_mul(tokens: int, mode: str, shape: Any) -> None:
 def test_quantise_rows(tokens: int, shape: Any) -> None:
     x = draw(tokens, shape[0] * shape[2])
     check(lambda: quantise_rows(x), dequantise(*quantise_per_token(x)))
+    factor = torch.tensor([0.3], device=x.device)
+    scales = [quantise_rows(x, each).scale for each in (None, factor)]
+    assert scales[0] is not None
+    assert torch.equal(scales[1], scales[0] * factor)
 
 
 @pytest.mark.parametrize("norm", [False, True])
