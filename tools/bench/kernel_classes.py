@@ -21,7 +21,10 @@ _TABLE = tuple(
             "gemm",
             r"\bchain_kernel|gemm|gemv|nvjet|cutlass|cublas|splitk|triton_tem|_gate_up|_mm\b",
         ),
-        ("select", r"\bcandidates|\branks|_maxima|_floor\b|row_scores|hot_chunks|_beam_(follow|ancestors)"),
+        (
+            "select",
+            r"\bcandidates|\branks|_maxima|_floor\b|row_scores|hot_chunks|_beam_(follow|advance|positions)",
+        ),
         ("select", r"\brows_kernel|embedding|gather|scatter|index|top_?k|sort|select|frontier|argmax|scan"),
         ("norm", r"norm|rsqrt|_rope"),
         ("copy", r"memcpy|memset|copy|fill|clone|cat_?array|_cat(_|\b)|_to_\w*|transpose|zeros"),
