@@ -24,9 +24,9 @@ def check_answers(folder: Path, model: Path | None, calibration: Calibration) ->
     """One finding: inside the budget or not, or why that cannot be said. `model`: the checkpoint, where it is
     no longer where the build found it. All of the file's texts judge."""
     if not folder.is_dir():
-        reason = "is no directory" if folder.exists() else "no such directory"
+        lacks = "is no directory" if folder.exists() else "no such directory"
         yield fail(
-            "answers", f"{folder}: {reason}, so no artifact", "give the directory that build --out named"
+            "answers", f"{folder}: {lacks}, so no artifact", "give the directory that build --out named"
         )
         return
     try:
