@@ -161,13 +161,10 @@ def load_graph(
 
     Where that fails, whatever was made is closed again.
     """
-    edges = {name: spec.inputs for name, spec in specs.items()}
-    order = sort_edges(edges, REQUEST)
-    for name in order:
-        _check_node(name, specs)
     nodes: dict[str, Node] = {}
     try:
-        _make_nodes(order, specs, context, nodes)
+        make_nodes(specs, context, nodes)
+        edges = {name: spec.inputs for name, spec in specs.items()}
         return Graph(nodes, edges, _find_sink(nodes, edges))
     except BaseException:
         close_nodes(nodes)
@@ -183,13 +180,15 @@ def close_nodes(nodes: Mapping[str, Node]) -> None:
             logger.exception("node %r did not close", name)
 
 
-def _make_nodes(
-    order: Sequence[str],
+def make_nodes(
     specs: Mapping[str, NodeSpec],
     context: Callable[[str, Mapping[str, Source]], NodeContext],
     nodes: dict[str, Node],
 ) -> None:
-    """Adds to `nodes` as they are made."""
+    """Adds to `nodes` as they are made, each after its inputs; ConfigError as load_graph."""
+    order = sort_edges({name: spec.inputs for name, spec in specs.items()}, REQUEST)
+    for name in order:
+        _check_node(name, specs)
     sources: dict[str, Source] = {REQUEST: Source(Samples)}
     for name in order:
         spec = specs[name]

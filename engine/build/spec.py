@@ -10,6 +10,7 @@ import torch
 
 from engine.beam.bounds import BeamBounds
 from engine.errors import ConfigError
+from engine.outline import check_outline
 from engine.packed import BatchBounds
 from engine.pipeline_config import PipelineConfig
 from engine.quant.budget import Budget
@@ -33,7 +34,10 @@ class Calibration:
     budget: Budget = field(default_factory=Budget)
 
     def check(self) -> None:
-        """ConfigError for a file that is no list of requests to these pipelines; needs no model."""
+        """ConfigError for pipelines whose nodes do not fit each other, or a file that is no list of requests
+        to them; needs no model."""
+        for config in self.pipelines:
+            check_outline(config)
         read_lines(self.file, [config.name for config in self.pipelines])
 
 

@@ -60,15 +60,11 @@ class Prefill(Node):
     is_model = True
 
     def __init__(self, options: PrefillOptions, context: NodeContext) -> None:
-        if options.head not in HEADS:
-            raise ConfigError("head", options.head, "no such head; " + suggest(options.head, HEADS))
+        head, settings = read_head(options)
         opened = context.artifacts.get(options.artifact)
         self._check = TokenCheck(options.artifact, opened, context)
         self._lanes = opened.lanes
-        head = HEADS[options.head]
-        self._head = head(
-            read_options(head.Options, options.model_extra or {}), opened.artifact, context.directory
-        )
+        self._head = head(settings, opened.artifact, context.directory)
         self._lanes.prepare(self._head.compute)
         self._prefixes = _prefixes(options, opened, context)
         self.produces = head.produces
@@ -106,6 +102,14 @@ class Prefill(Node):
             if column.is_floating_point() and not bool(torch.isfinite(column).all()):
                 return NodeError("the model gave NaN or infinity", "model_output")
         return self._head.value(columns)
+
+
+def read_head(options: PrefillOptions) -> tuple[type[Head], Options]:
+    """Which head it is, and its own settings; ConfigError for an unknown one."""
+    if options.head not in HEADS:
+        raise ConfigError("head", options.head, "no such head; " + suggest(options.head, HEADS))
+    head = HEADS[options.head]
+    return head, read_options(head.Options, options.model_extra or {})
 
 
 def _prefixes(options: PrefillOptions, opened: OpenedArtifact, context: NodeContext) -> Prefixes:

@@ -51,7 +51,16 @@ def test_texts_that_are_not_there(doctor: Any) -> None:
     result = doctor(texts="nothing.jsonl")
     assert result.exit_code == 1
     assert "nothing.jsonl" in result.output
-    assert "mend: mend the texts" in result.output
+    assert "mend: mend it, or give other texts" in result.output
+
+
+def test_an_encoder_that_reads_what_no_node_gives(doctor: Any, tmp_path: Path) -> None:
+    """Nothing but the tokenizer and the labels was looked at."""
+    more = "  answer: {kind: encoder, inputs: [model], output: {modle: logits}}\n"
+    (tmp_path / "pair.yaml").write_text(PIPELINE + more)
+    result = doctor()
+    assert result.exit_code == 1
+    assert f"{tmp_path / 'pair.yaml'}: nodes.answer.output.modle = 'logits': no such input" in result.output
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def check_answers(folder: Path, model: Path | None, calibration: Calibration) ->
         calibration.check()
         artifact = Artifact.open(folder, device="cuda" if torch.cuda.is_available() else "cpu")
     except ConfigError as error:
-        yield fail("answers", str(error), "mend the texts, or name the pipeline they are for with --pipeline")
+        yield fail("answers", str(error), "mend it, or give other texts or another --pipeline")
         return
     except ArtifactError as error:
         yield fail("answers", str(error), "copy it again, or build it on a machine like this one")

@@ -173,6 +173,18 @@ def test_calibration_texts_are_looked_at_before_anything_else(tmp_path: Path, ca
     assert not stages
 
 
+def test_pipelines_are_looked_at_before_anything_else(tmp_path: Path, calibrate: Any) -> None:
+    calibrate(Budget())
+    path = tmp_path / "pair.yaml"
+    path.write_text(PIPELINE + "  answer: {kind: encoder, inputs: [model], output: top_k}\n")
+    calibration = Calibration(tmp_path / "texts.jsonl", (read_pipeline(path),), Budget())
+    stages: list[str] = []
+    spec = BuildSpec(tmp_path / "no checkpoint", tmp_path / "out", "tiny", calibrate=calibration)
+    with pytest.raises(ConfigError, match=r"pair\.yaml: nodes\.answer\.output = 'top_k': needs TopK, but"):
+        build_artifact(spec, stages.append)
+    assert not stages
+
+
 def test_a_plan_is_restricted_to_what_was_chosen() -> None:
     layer = LayerPlan("fp8", "fp8", "bf16", "fp8", True)
     chosen = [
