@@ -20,6 +20,7 @@ from typing import Any, Self
 from aiokafka.errors import KafkaError
 
 from schemas.client.errors import ClientClosedError, ClientError, MissingRepliesError, SendError
+from schemas.client.log_limit import LogLimit
 from schemas.client.pending import Pending, PendingTable
 from schemas.client.redis_deadlines import RedisDeadlines
 from schemas.client.replies import ReplyReader
@@ -77,6 +78,7 @@ class Client:
                 redis_url, settings.redis_timeout_ms, settings.redis_pause_s, settings.clock_refresh_s
             )
         self._pending.on_overdue = self._reader.suspect
+        self._log_limit = LogLimit()
         self._state = "new"
 
     @property
@@ -97,6 +99,7 @@ class Client:
     async def start(self) -> None:
         """Connect, and stand at the end of the reply topic. Raises UnknownTopicError for that topic,
         ClientError where Kafka does not answer; an absent Redis is only counted."""
+        self._log_limit.attach()
         try:
             async with asyncio.timeout(self._settings.start_timeout_s):
                 await self._reader.start()
@@ -120,6 +123,7 @@ class Client:
         for error in await asyncio.gather(*parts, return_exceptions=True):
             if error is not None:
                 logger.warning("closing the client: %r", error)
+        self._log_limit.detach()
 
     async def __aenter__(self) -> Self:
         await self.start()
