@@ -71,11 +71,12 @@ class Columns:
         paths = {field: mapped.get(field, field) for field in wanted.fields}
         return cls({**paths, **mapped}, wanted.token_ids, id_column)
 
-    def row_id(self, row: Mapping[str, object], number: int) -> str | int:
-        """The row's id; a row without one is called by its number."""
+    def row_id(self, row: Mapping[str, object], number: int) -> str | int | None:
+        """The row's id. A row without one is called by its number, but not where ids were asked for: it might
+        be another row's id."""
         value = row.get(DEFAULT_ID) if self.id is None else look_up(row, self.id)
         if value is None:
-            return number
+            return number if self.id is None else None
         if isinstance(value, bool) or not isinstance(value, (str, int)):
             return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
         return value

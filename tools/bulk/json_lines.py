@@ -9,10 +9,11 @@ import codecs
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from tools.bulk.broken_lines import readable_columns
 from tools.bulk.columns import Columns
 from tools.bulk.inputs import InputFile
 from tools.bulk.rows import INVALID_ROW, Row, RowError, count_chars
@@ -20,7 +21,15 @@ from tools.errors import UserError
 
 BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 20  # a file without line ends must not fill the memory
+HEAD_BYTES = 1 << 16  # what is kept of a longer one, for its id
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+class Line(NamedTuple):
+    """Without its end; of one that is too long only the first HEAD_BYTES: not `whole`."""
+
+    data: bytes
+    whole: bool
 
 
 class JsonLines:
@@ -47,34 +56,39 @@ class JsonLines:
         number = 0
         for file in self._files:
             for line_number, line in enumerate(self._lines(file), start=1):
-                if line is not None and not line.strip():
+                if line.whole and not line.data.strip():
                     continue
                 if number >= skip:
                     yield self._row(file, number, line_number, line)
                 number += 1
             self._before += file.num_bytes
 
-    def _row(self, file: InputFile, number: int, line_number: int, line: bytes | None) -> Row:
-        where = f"{file.name}, line {line_number}"
-        if line is None:
-            text = f"{where}: longer than {self._max_line_bytes} bytes"
-            return Row(number, number, RowError(INVALID_ROW, text), 0)
+    def _row(self, file: InputFile, number: int, line_number: int, line: Line) -> Row:
         try:
-            row = json.loads(line.decode())
-        except UnicodeDecodeError as error:
-            text = f"{where}: not UTF-8 at byte {error.start + 1} of the line"
-            return Row(number, number, RowError(INVALID_ROW, text), 0)
-        except (ValueError, RecursionError) as error:
-            text = f"{where}: not JSON: {str(error)[:200]}"
-            return Row(number, number, RowError(INVALID_ROW, text), 0)
-        if not isinstance(row, dict):
-            text = f"{where}: {json.dumps(row)[:40]} is not a JSON object"
-            return Row(number, number, RowError(INVALID_ROW, text), 0)
+            row = self._read(line)
+        except ValueError as error:
+            text = f"{file.name}, line {line_number}: {error}"
+            row_id = self._columns.row_id(readable_columns(line.data), number)
+            return Row(number, row_id, RowError(INVALID_ROW, text), 0)
         sample = self._columns.sample(row)
         return Row(number, self._columns.row_id(row, number), sample, count_chars(sample))
 
-    def _lines(self, file: InputFile) -> Iterator[bytes | None]:
-        """Lines without their end; None for one that is too long."""
+    def _read(self, line: Line) -> dict[str, Any]:
+        """ValueError says why it is no row."""
+        if not line.whole:
+            raise ValueError(f"longer than {self._max_line_bytes} bytes")
+        try:
+            row = json.loads(line.data.decode())
+        except UnicodeDecodeError as error:
+            raise ValueError(f"not UTF-8 at byte {error.start + 1} of the line") from None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"not JSON: {str(error)[:200]}") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{json.dumps(row)[:40]} is not a JSON object")
+        return row
+
+    def _lines(self, file: InputFile) -> Iterator[Line]:
+        """Lines without their end."""
         if not file.num_bytes:
             return
         try:
@@ -94,21 +108,22 @@ class JsonLines:
                     yield stream
 
 
-def split_lines(stream: Any, file: InputFile, max_line_bytes: int) -> Iterator[bytes | None]:
+def split_lines(stream: Any, file: InputFile, max_line_bytes: int) -> Iterator[Line]:
     """The lines of a stream; UserError for UTF-16, which has a byte of zero in every line end."""
     block = stream.read(BLOCK_BYTES)
     if block.startswith(UTF16):
         raise UserError(f"--input = {str(file.path)!r}: UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
     block = block.removeprefix(codecs.BOM_UTF8)
-    begun, too_long = b"", False
+    begun, head = b"", b""  # `head`: of a line that is too long already
     while block:
         lines = (begun + block).split(b"\n")
         begun = lines.pop()
         for line in lines:
-            yield None if too_long or len(line) > max_line_bytes else line
-            too_long = False
-        if too_long or len(begun) > max_line_bytes:
-            begun, too_long = b"", True
+            whole = not head and len(line) <= max_line_bytes
+            yield Line(line if whole else head or line[:HEAD_BYTES], whole)
+            head = b""
+        if head or len(begun) > max_line_bytes:
+            begun, head = b"", head or begun[:HEAD_BYTES]
         block = stream.read(BLOCK_BYTES)
-    if begun or too_long:
-        yield None if too_long else begun
+    if begun or head:
+        yield Line(head or begun, not head)

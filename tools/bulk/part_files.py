@@ -110,9 +110,9 @@ def _plain(value: object) -> str:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
-def _id_array(ids: Iterable[str | int]) -> Any:
+def _id_array(ids: Iterable[str | int | None]) -> Any:
     ids = list(ids)
-    if all(isinstance(each, int) and -(2**63) <= each < 2**63 for each in ids):
+    if all(each is None or (isinstance(each, int) and -(2**63) <= each < 2**63) for each in ids):
         return pa.array(ids, pa.int64())
     return pa.array([_text(each) for each in ids], pa.string())
 

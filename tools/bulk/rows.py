@@ -29,10 +29,11 @@ class RowError(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row of the input. `number` counts from 0 over all input files; num_chars is about its size."""
+    """One row of the input. `number` counts from 0 over all input files; num_chars is about its size. `id` is
+    None where a column of ids was named and this row's cannot be read."""
 
     number: int
-    id: str | int
+    id: str | int | None
     sample: BulkSample | RowError
     num_chars: int
 

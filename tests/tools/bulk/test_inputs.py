@@ -92,6 +92,36 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Any) -> None:
     assert found[2].sample.text == "two"
 
 
+@pytest.mark.parametrize(
+    ("line", "of_default", "of_key"),
+    [
+        (b'{"custom_id": "a", "key": 5, "text": "brok', "a", 5),
+        (b'{"key": 5, "text": "brok', 1, 5),
+        (b'{"text": "\xff", "custom_id": "a", "key": 5}', "a", 5),
+        (b'{"custom_id": "a\xff", "key": "\xff", "text": "x"}', 1, None),
+        (b'{"body": {"custom_id": "a", "key": 5}, "text": "brok', 1, None),
+        (b'{"custom_id": 12', 1, None),  # there may have been more digits
+        (b'{"custom_id": "a" "key": 5}', 1, None),
+        (b'{"custom_id" : "a" , "key" : 5 } and more', "a", 5),
+        (b'["custom_id", "a"]', 1, None),
+        (b'{"custom_id": ' + b"[" * 100_000, 1, None),
+        (b'{"custom_id": "a", "key": 5, "text": "' + b"x" * (3 << 20) + b'"}', "a", 5),
+        (b'{"text": "' + b"x" * (3 << 20) + b'", "key": 5}', 1, None),
+        (b'{"text": "x"}', 1, None),  # no broken line: it has none
+    ],
+)
+def test_a_broken_line_keeps_its_id_where_that_can_be_read(
+    tmp_path: Any, line: bytes, of_default: str | int, of_key: int | None
+) -> None:
+    """Never the row's number where ids were asked for: the row whose id that is may be there, too."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"custom_id": 7, "key": 1, "text": "one"}\n' + line)
+    for asked, first, wanted in ((None, 7, of_default), ("key", 1, of_key)):
+        columns = Columns({"text": "text"}, False, asked)
+        found = list(JsonLines(find_inputs(path), columns, max_line_bytes=1 << 20).rows(0))
+        assert [row.id for row in found] == [first, wanted]
+
+
 def test_a_text_of_a_megabyte_is_a_row_like_any_other(tmp_path: Any) -> None:
     text = "x" * (1 << 20)
     found = lines(
@@ -204,7 +234,7 @@ def test_parquet_nested_null_and_typed_columns(tmp_path: Any) -> None:
     assert found[0].sample.fields == {"name": "a", "price": 1.5, "day": "2022-01-08"}
     assert found[0].id == 7
     assert isinstance(found[1].sample, RowError)  # nothing but nulls
-    assert found[1].id == 1
+    assert found[1].id is None  # not its number, which may be another row's id
     found = list(ParquetRows(files, Columns({"text": "raw"}, False, None)).rows(0))
     assert found[0].sample == BulkSample(text="café")
     assert found[1].sample.message == "raw: bytes that are not UTF-8 text"
