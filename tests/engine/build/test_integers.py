@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.build import BuildSpec
 from engine.build.cuda_package import serves_int8
 from engine.build.integers import round_decoder
-from engine.models.architecture import Architecture, Rope
+from engine.models.architecture import Architecture
 from engine.models.cuda_decoder import CudaDecoder
 from engine.models.cuda_weights import UNROTATE, prepare_weights
 from engine.models.decoder import PackedDecoder
@@ -27,35 +27,17 @@ from engine.quant.emulation import EmulatedDecoder
 from engine.quant.preparation import prepare
 from engine.quant.schemes import Form
 from engine.quant.texts import Text
+from random_decoders import make_architecture, random_weights
 
 BOUNDS = BatchBounds(8, 256, 96)
 SAMPLES = [[5, 9, 2], [7] * 40 + list(range(30)), [1], list(range(30))]
 ALL = dict.fromkeys(("qkv", "output", "gate_up", "down"), "int8")
 
 
-def make_architecture(**changes: Any) -> Architecture:
-    inv_freq = tuple((1.0 / 10000 ** (torch.arange(0, 64, 2) / 64)).tolist())
-    sizes: dict[str, Any] = {
-        "vocab_size": 64, "hidden_size": 160, "intermediate_size": 256, "num_layers": 3, "num_heads": 4,
-        "num_kv_heads": 2, "head_dim": 64, "norm_eps": 1e-6, "rope": Rope("default", inv_freq, 1.0),
-    }  # fmt: skip
-    return Architecture(**(sizes | changes))
-
-
 KINDS = {
-    "norm": make_architecture(qk_norm=True),
-    "bias": make_architecture(qkv_bias=True, num_heads=7, num_kv_heads=1),
+    "norm": make_architecture(intermediate_size=256, qk_norm=True),
+    "bias": make_architecture(intermediate_size=256, qkv_bias=True, num_heads=7, num_kv_heads=1),
 }
-
-
-def random_weights(architecture: Architecture) -> dict[str, Tensor]:
-    torch.manual_seed(0)
-    shapes = {k: v.shape for k, v in PackedDecoder(architecture, 96).state_dict().items()}
-    weights = {
-        name: torch.rand(shape) + 0.5 if "norm" in name else torch.randn(shape) * shape[-1] ** -0.5
-        for name, shape in shapes.items()
-    }
-    return weights | {"inv_freq": torch.tensor(architecture.rope.inv_freq)}
 
 
 def plan_of(architecture: Architecture) -> Plan:

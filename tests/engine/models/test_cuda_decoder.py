@@ -15,6 +15,7 @@ from engine.models.decoder import PackedDecoder, no_constant
 from engine.models.plan import Plan, choose_plan
 from engine.packed import BatchBounds, PackedBatch, pack
 from engine.prefixes import ConstantPrefix, Prefixes, Rules
+from random_decoders import random_weights
 
 BOUNDS = BatchBounds(8, 256, 64)
 SAMPLES = [[5, 9, 2], [7] * 40, [1], list(range(30))]
@@ -26,17 +27,6 @@ def make_architecture(qk_norm: bool = True, bias: bool = False, heads: int = 4) 
         vocab_size=64, hidden_size=128, intermediate_size=256, num_layers=3, num_heads=heads, num_kv_heads=2,
         head_dim=64, norm_eps=1e-6, rope=Rope("default", inv_freq, 1.0), qk_norm=qk_norm, qkv_bias=bias,
     )  # fmt: skip
-
-
-def make_weights(architecture: Architecture) -> dict[str, torch.Tensor]:
-    torch.manual_seed(0)
-    shapes = {k: v.shape for k, v in PackedDecoder(architecture, 64).state_dict().items()}
-    weights = {
-        name: torch.rand(shape) + 0.5 if "norm" in name else torch.randn(shape) * shape[-1] ** -0.5
-        for name, shape in shapes.items()
-    }
-    weights = {name: weight.bfloat16() for name, weight in weights.items()}
-    return weights | {"inv_freq": torch.tensor(architecture.rope.inv_freq)}
 
 
 def make_eager(architecture: Architecture, weights: dict[str, torch.Tensor]) -> PackedDecoder:
@@ -73,7 +63,7 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
 def test_near_the_eager_decoder(
     architecture: Architecture, precision: str, static: bool, tolerance: float
 ) -> None:
-    weights = make_weights(architecture)
+    weights = random_weights(architecture, torch.bfloat16)
     plan = choose_plan(architecture, precision, arch=90, static=static)
     got = run(make_cuda(architecture, weights, plan), SAMPLES)
     assert error(got, run(make_eager(architecture, weights), SAMPLES)) < tolerance
@@ -82,7 +72,9 @@ def test_near_the_eager_decoder(
 def test_packed_equals_single() -> None:
     architecture = make_architecture()
     decoder = make_cuda(
-        architecture, make_weights(architecture), choose_plan(architecture, "fp8", arch=90, static=True)
+        architecture,
+        random_weights(architecture, torch.bfloat16),
+        choose_plan(architecture, "fp8", arch=90, static=True),
     )
     packed = run(decoder, SAMPLES)
     single = torch.cat([run(decoder, [sample]) for sample in SAMPLES])
@@ -92,7 +84,9 @@ def test_packed_equals_single() -> None:
 def test_padding_changes_nothing() -> None:
     architecture = make_architecture()
     decoder = make_cuda(
-        architecture, make_weights(architecture), choose_plan(architecture, "bf16", arch=90, static=False)
+        architecture,
+        random_weights(architecture, torch.bfloat16),
+        choose_plan(architecture, "bf16", arch=90, static=False),
     )
     packed = pack(SAMPLES)
     ids = torch.cat([packed.input_ids, torch.full((22,), 3)])
@@ -106,7 +100,9 @@ def test_padding_changes_nothing() -> None:
 def test_one_exported_graph_serves_any_sizes() -> None:
     architecture = make_architecture()
     decoder = make_cuda(
-        architecture, make_weights(architecture), choose_plan(architecture, "fp8", arch=90, static=True)
+        architecture,
+        random_weights(architecture, torch.bfloat16),
+        choose_plan(architecture, "fp8", arch=90, static=True),
     )
     exported = export_decoder(decoder, BOUNDS, torch.device("cpu")).module()
     for samples in (SAMPLES, [[1, 2]], [[3] * 64] * 4):
@@ -148,7 +144,7 @@ def run_packed(decoder: torch.nn.Module, packed: PackedBatch) -> torch.Tensor:
 def test_prefixes(precision: str, tolerance: float) -> None:
     """Near the same decoder without them, and no further from the unquantised one."""
     architecture = make_architecture()
-    weights = make_weights(architecture)
+    weights = random_weights(architecture, torch.bfloat16)
     plan = choose_plan(architecture, precision, arch=90, static=False)
     decoder = make_cuda(architecture, weights, plan)
     restored = restore_weights(prepare_weights(weights, architecture, plan, max_seqlen=64), architecture)
@@ -169,7 +165,7 @@ def test_prefixes(precision: str, tolerance: float) -> None:
 
 def test_restored_weights_are_the_quantised_ones() -> None:
     architecture = make_architecture()
-    weights = make_weights(architecture)
+    weights = random_weights(architecture, torch.bfloat16)
     for precision, tolerance in (("bf16", 0.0), ("fp8", 0.04)):
         plan = choose_plan(architecture, precision, arch=90, static=False)
         restored = restore_weights(prepare_weights(weights, architecture, plan, max_seqlen=64), architecture)

@@ -16,7 +16,7 @@ from engine.build.hopper_library import compile_kernels
 from engine.build.native import default_cache
 from engine.errors import ConfigError
 from engine.models import cuda_decoder
-from engine.models.architecture import Architecture, Rope
+from engine.models.architecture import Architecture
 from engine.models.cuda_decoder import CudaDecoder
 from engine.models.cuda_weights import prepare_weights, restore_weights
 from engine.models.decoder import PackedDecoder, no_constant
@@ -24,6 +24,7 @@ from engine.models.hopper_layers import run_hopper
 from engine.models.plan import HopperKernels, Plan, choose_plan, restrict_plan
 from engine.packed import BatchBounds, PackedBatch, pack
 from engine.prefixes import SHARE_ALL, ConstantPrefix, Prefixes
+from random_decoders import make_architecture, random_weights
 
 BOUNDS = BatchBounds(8, 256, 96)
 SAMPLES = [[5, 9, 2], [7] * 70, [1], list(range(30))]
@@ -36,15 +37,6 @@ REQUESTS = [
 ]
 WHOLE = [list(sample) for request in REQUESTS for sample in request]
 TOLERANCE = {"bf16": 0.02, "fp8": 0.16}  # of whole hidden states, three layers; portable fp8: 0.12
-
-
-def make_architecture(**changes: Any) -> Architecture:
-    inv_freq = tuple((1.0 / 10000 ** (torch.arange(0, 64, 2) / 64)).tolist())
-    sizes: dict[str, Any] = {
-        "vocab_size": 64, "hidden_size": 160, "intermediate_size": 192, "num_layers": 3, "num_heads": 4,
-        "num_kv_heads": 2, "head_dim": 64, "norm_eps": 1e-6, "rope": Rope("default", inv_freq, 1.0),
-    }  # fmt: skip
-    return Architecture(**(sizes | changes))
 
 
 KINDS = {
@@ -92,14 +84,7 @@ class Made:
 
 def make(kind: str) -> Made:
     architecture = KINDS[kind]
-    torch.manual_seed(0)
-    shapes = {k: v.shape for k, v in PackedDecoder(architecture, 96).state_dict().items()}
-    weights = {
-        name: torch.rand(shape) + 0.5 if "norm" in name else torch.randn(shape) * shape[-1] ** -0.5
-        for name, shape in shapes.items()
-    }
-    weights = {name: weight.bfloat16() for name, weight in weights.items()}
-    weights["inv_freq"] = torch.tensor(architecture.rope.inv_freq)
+    weights = random_weights(architecture, torch.bfloat16)
     eager = PackedDecoder.from_weights(architecture, {k: v.float() for k, v in weights.items()}, 96)
     return Made(architecture, weights, eager, calibrate(eager, [pack(SAMPLES)]))
 

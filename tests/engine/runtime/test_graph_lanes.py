@@ -14,29 +14,9 @@ from engine.packed import BatchBounds, pack
 from engine.prefixes import ConstantPrefix, Prefixes, Rules
 from engine.runtime.graph_lanes import GraphLanePool
 from engine.runtime.native import Runner
+from table_lanes import VOCAB, WEIGHTS, TablePool, TableRunner
 
 BOUNDS = BatchBounds(40, 200, 100)
-WEIGHTS = {"norm.weight": torch.ones(4), "table": torch.arange(50.0)[:, None].repeat(1, 4).bfloat16()}
-
-
-class TableRunner:
-    """hidden[s] = table[last token of s]."""
-
-    def constant_names(self) -> list[str]:
-        return []
-
-    def use_constants(self, constants: object) -> None:
-        pass
-
-    def run(self, inputs: list[Tensor]) -> list[Tensor]:
-        ids, _, borders = inputs
-        last = ids[(borders[1:].long() - 1).clamp_min(0)]
-        return [WEIGHTS["table"][last]]
-
-
-class TablePool(GraphLanePool):
-    def open_runner(self) -> Runner:
-        return TableRunner()
 
 
 def make_pool(lanes: int = 2, kind: type[GraphLanePool] = TablePool) -> GraphLanePool:
@@ -44,7 +24,7 @@ def make_pool(lanes: int = 2, kind: type[GraphLanePool] = TablePool) -> GraphLan
         Path("none/model.pt2"),
         WEIGHTS,
         BOUNDS,
-        vocab_size=50,
+        vocab_size=VOCAB,
         device=torch.device("cpu"),
         lanes=lanes,
         threads=1,
@@ -157,7 +137,7 @@ class PrefixPool(GraphLanePool):
 def test_prefixes_reach_the_graph_and_a_lane_holds_the_constant_it_ran_last() -> None:
     pool = PrefixPool(
         Path("none/model.pt2"), WEIGHTS, BOUNDS,
-        vocab_size=50, device=torch.device("cpu"), lanes=1, no_constant=torch.zeros(1, 2, 2, 1, 1),
+        vocab_size=VOCAB, device=torch.device("cpu"), lanes=1, no_constant=torch.zeros(1, 2, 2, 1, 1),
     )  # fmt: skip
     assert pool.takes_prefixes
     assert (pool.most_segments, pool.most_constant) == (40, 99)
@@ -177,7 +157,7 @@ def test_prefixes_reach_the_graph_and_a_lane_holds_the_constant_it_ran_last() ->
 def test_costs_are_those_of_buckets_that_batches_can_fill() -> None:
     pool = TablePool(
         Path("none/model.pt2"), WEIGHTS, BatchBounds(2, 600, 200),
-        vocab_size=50, device=torch.device("cpu"), lanes=2,
+        vocab_size=VOCAB, device=torch.device("cpu"), lanes=2,
     )  # fmt: skip
     pool.share()  # two samples of 200 tokens at most
     assert pool.cost.points[0][0] == 64

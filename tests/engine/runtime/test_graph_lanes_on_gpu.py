@@ -22,6 +22,7 @@ from engine.packed import BatchBounds, pack
 from engine.prefixes import SHARE_ALL, ConstantPrefix, Prefixes, Saved
 from engine.runtime.graph_lanes import GraphLanePool
 from engine.runtime.native import load_native
+from random_decoders import random_weights
 
 pytestmark = pytest.mark.gpu
 
@@ -36,13 +37,7 @@ def make_decoder(precision: Precision) -> tuple[CudaDecoder, dict[str, Tensor]]:
         vocab_size=512, hidden_size=256, intermediate_size=512, num_layers=3, num_heads=6, num_kv_heads=2,
         head_dim=64, norm_eps=1e-6, rope=Rope("default", inv_freq, 1.0), qk_norm=True,
     )  # fmt: skip
-    torch.manual_seed(0)
-    weights = {
-        name: (torch.rand(x.shape) + 0.5 if "norm" in name else torch.randn(x.shape) * x.shape[-1] ** -0.5)
-        for name, x in PackedDecoder(architecture, 300).state_dict().items()
-    }
-    weights = {name: x.to("cuda", torch.bfloat16) for name, x in weights.items()}
-    weights["inv_freq"] = torch.tensor(inv_freq, device="cuda")
+    weights = {name: x.to("cuda") for name, x in random_weights(architecture, torch.bfloat16).items()}
     major, minor = torch.cuda.get_device_capability()
     plan = choose_plan(architecture, precision, arch=10 * major + minor, static=False)
     prepared = prepare_weights(weights, architecture, plan, max_seqlen=300)

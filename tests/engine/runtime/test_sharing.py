@@ -15,8 +15,8 @@ from torch import Tensor
 from engine.packed import BatchBounds, pack
 from engine.runtime.buckets import make_buckets
 from engine.runtime.graph_lanes import GraphLanePool
-from engine.runtime.native import Runner
 from engine.runtime.sharing import MOST_TOKENS, SharedCost, choose_halves, sizes_to_share, small_sizes
+from table_lanes import VOCAB, WEIGHTS, TablePool
 
 BUCKETS = make_buckets(BatchBounds(256, 8192, 512))
 
@@ -47,30 +47,10 @@ def test_whatever_was_measured_large_buckets_keep_the_chip(times: list[tuple[flo
         assert (each.tokens in chosen) == (each.gain >= 1.02)
 
 
-class LastToken:
-    """hidden[s] = the last token of s."""
-
-    def constant_names(self) -> list[str]:
-        return []
-
-    def use_constants(self, constants: object) -> None:
-        pass
-
-    def run(self, inputs: list[Tensor]) -> list[Tensor]:
-        ids, _, borders = inputs
-        last = ids[(borders[1:].long() - 1).clamp_min(0)]
-        return [last[:, None].repeat(1, 4).bfloat16()]
-
-
-class LastTokenPool(GraphLanePool):
-    def open_runner(self) -> Runner:
-        return LastToken()
-
-
 def open_pool(lanes: int = 2) -> GraphLanePool:
-    return LastTokenPool(
-        Path("none/model.pt2"), {"norm.weight": torch.ones(4)}, BatchBounds(16, 4096, 512),
-        vocab_size=50, device=torch.device("cpu"), lanes=lanes,
+    return TablePool(
+        Path("none/model.pt2"), WEIGHTS, BatchBounds(16, 4096, 512),
+        vocab_size=VOCAB, device=torch.device("cpu"), lanes=lanes,
     )  # fmt: skip
 
 

@@ -154,6 +154,18 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Callable[[Case, int], list[Launch
     return run
 
 
+@pytest.fixture
+def poison() -> Iterator[None]:
+    """Everything that torch.empty returns is NaN, or its integers' maximum, until it is written."""
+    torch.manual_seed(0)
+    before = torch.utils.deterministic.fill_uninitialized_memory
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = before
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
         metafunc.parametrize("case", list(cases()), ids=lambda case: case.name)

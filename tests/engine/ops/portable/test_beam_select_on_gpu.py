@@ -3,8 +3,6 @@ logits that break shortcuts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -14,21 +12,9 @@ from engine.beam.legal import LegalTensors, find_edges, legal_logits
 from engine.beam.selection import Rows, select
 from engine.ops.portable.beam_select import Continuations, beam_select
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 VOCABULARY = 151_936
 NEVER = float("-inf")
-
-
-@pytest.fixture(autouse=True)
-def poison() -> Iterator[None]:
-    """Everything that torch.empty returns is NaN, or its integers' maximum, until it is written."""
-    torch.manual_seed(0)
-    before = torch.utils.deterministic.fill_uninitialized_memory
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.utils.deterministic.fill_uninitialized_memory = before
 
 
 def draw(*size: int) -> Tensor:

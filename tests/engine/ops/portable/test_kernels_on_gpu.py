@@ -3,7 +3,7 @@ run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from engine.ops.portable.quantise import quantise_rows
 from engine.ops.portable.quantised import Activation, dequantise, quantise_per_token, quantise_static
 from engine.ops.portable.rotary import head_norm_rope
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 # one rounding to bf16 is 2e-3 in this norm, one to e4m3 3e-2; a step of e4m3 that falls the other way is rare
 TOLERANCE = {torch.bfloat16: 3e-3, torch.float8_e4m3fn: 3e-3}
 TOKENS = (1, 2, 77, 130, 1000)
@@ -30,18 +30,6 @@ SHAPES = {
     "smollm2": (9, 3, 64, 576, 1536),
 }
 MODES = ("none", "static", "token")
-
-
-@pytest.fixture(autouse=True)
-def poison() -> Iterator[None]:
-    """Everything that torch.empty returns is NaN until it is written."""
-    torch.manual_seed(0)
-    before = torch.utils.deterministic.fill_uninitialized_memory
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.utils.deterministic.fill_uninitialized_memory = before
 
 
 @pytest.fixture(params=SHAPES)
