@@ -12,14 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.models.cuda_decoder import CudaDecoder
-from engine.models.cuda_layers import CudaAttention, CudaLayer
-from engine.ops.beam_attention import beam_attention
+from engine.models.cuda_layers import CudaLayer
 from engine.ops.portable.attention import varlen_attention
+from engine.ops.portable.kept_attention import kept_beam_attention
 from engine.ops.portable.kept_rotary import Kept, head_norm_rope_keep
 from engine.ops.portable.norm import add_rms_norm
 from engine.ops.portable.quantised import Activation
-
-Heads = tuple[Tensor, Tensor, Tensor]  # queries, keys and values of one layer's rows
 
 
 class _BeamPass(CudaDecoder):
@@ -27,14 +25,6 @@ class _BeamPass(CudaDecoder):
 
     def each_layer(self) -> list[CudaLayer]:
         return [cast(CudaLayer, layer) for layer in self.layers]
-
-    def project(
-        self, attention: CudaAttention, x: Activation, positions: Tensor, kept: Kept, q_scale: float
-    ) -> Heads:
-        return head_norm_rope_keep(
-            attention.qkv(x), positions, (self.rope_cos, self.rope_sin), attention.norms, kept,
-            heads=attention.heads, kv_heads=attention.kv_heads, eps=attention.eps, q_scale=q_scale,
-        )  # fmt: skip
 
     def finish(self, x: Tensor, delta: Tensor | None) -> Tensor:
         return add_rms_norm(x, delta, self.norm.weight, self.eps)[1].values
@@ -54,7 +44,12 @@ class CudaPromptDecoder(_BeamPass):
         for index, layer in enumerate(self.each_layer()):
             x, normed = layer.before_attention(x, delta)
             kept = Kept(keys, values, cu_seqlens[:1], index)  # slot 0: where the first sample begins
-            q, k, v = self.project(layer.attention, normed, positions, kept, layer.attention.q_scale)
+            attention = layer.attention
+            q, k, v = head_norm_rope_keep(
+                attention.qkv(normed), positions, (self.rope_cos, self.rope_sin), attention.norms, kept,
+                heads=attention.heads, kv_heads=attention.kv_heads, eps=attention.eps,
+                q_scale=attention.q_scale,
+            )  # fmt: skip
             attended = varlen_attention(q, k, v, batch.tiles, cu_seqlens, scale=layer.output.input_scale)
             x, delta = layer.after_attention(
                 x, attended, last_token if index + 1 == len(self.layers) else None
@@ -69,18 +64,20 @@ class CudaStepDecoder(_BeamPass):
         self, input_ids: Tensor, positions: Tensor, cu_seqlens: Tensor, prompt_keys: Tensor,
         prompt_values: Tensor, suffix_keys: Tensor, suffix_values: Tensor, ancestors: Tensor, slot: Tensor,
     ) -> Tensor:  # fmt: skip
-        """input_ids and positions int64[R], R rows in S groups of equal size; cu_seqlens int32[S+1] of the
-        prompts, whose keys and values CudaPromptDecoder wrote; suffix_*[layers, slots, R, kv heads,
-        head_dim], whose `slot` int64[1] is written; ancestors int64[slots, R] -> bf16[R, hidden_size].
+        """input_ids and positions int64[R], R rows in S groups of equal size and one position each;
+        cu_seqlens int32[S+1] of the prompts, whose keys and values CudaPromptDecoder wrote;
+        suffix_*[layers, slots, R, kv heads, head_dim], whose `slot` int64[1] is written; ancestors
+        int64[slots, R] -> bf16[R, hidden_size].
         """
         x, delta = F.embedding(input_ids, self.embed_tokens.weight), None
         for index, layer in enumerate(self.each_layer()):
             x, normed = layer.before_attention(x, delta)
             kept = Kept(suffix_keys, suffix_values, slot, index)
-            q, k, v = self.project(layer.attention, normed, positions, kept, 1.0)
-            attended = beam_attention(
-                q, k, v, (prompt_keys[index, 0], prompt_values[index, 0]),
-                (suffix_keys[index], suffix_values[index]), ancestors, cu_seqlens, self.max_seqlen,
+            attention = layer.attention
+            attended = kept_beam_attention(
+                attention.qkv(normed), positions, (self.rope_cos, self.rope_sin), attention.norms, kept,
+                (prompt_keys, prompt_values), ancestors, cu_seqlens, heads=attention.heads,
+                kv_heads=attention.kv_heads, eps=attention.eps, max_seqlen=self.max_seqlen,
             )  # fmt: skip
-            x, delta = layer.after_attention(x, Activation(attended.flatten(-2)))
+            x, delta = layer.after_attention(x, Activation(attended))
         return self.finish(x, delta)

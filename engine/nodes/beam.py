@@ -107,14 +107,13 @@ class Beam(Node):
             tokens = [requests[index][0] for index in asked]
             widths = [each.width for index, each in asked.items() for _ in requests[index][0].ids]
             legal, found = self._search(pack([ids for each in tokens for ids in each.ids]), widths)
-            counts, failed = found.scores.isfinite().sum(-1).tolist(), found.failed.tolist()
-            start = 0
+            samples, failed, start = self._samples(found), found.failed.tolist(), 0
             for index, each in zip(asked, tokens, strict=True):
                 stop = start + len(each.ids)
                 if any(failed[start:stop]):
                     results[index] = NodeError("the model gave NaN or infinity", "model_output")
                 else:
-                    results[index] = self._value(found, start, counts[start:stop], legal, asked[index].top_n)
+                    results[index] = self._value(samples[start:stop], legal, asked[index].top_n)
                 start = stop
         return results
 
@@ -146,25 +145,25 @@ class Beam(Node):
         width, top_n = (_count(options, key, self._width) for key in ("width", "top_n"))
         return Asked(self._width if width is None else width, top_n)
 
-    def _value(
-        self, found: Frontier, first: int, counts: Sequence[int], legal: LegalSet | None, top_n: int | None
-    ) -> Beams:
-        """Of the prompts from `first` on, with so many live beams each."""
-        beams = tuple(self._sample(found, first + place, count) for place, count in enumerate(counts))
-        return Beams(beams, legal, None if self._tokenizer is None else self._decode, top_n)
+    def _value(self, beams: Sequence[SampleBeams], legal: LegalSet | None, top_n: int | None) -> Beams:
+        return Beams(tuple(beams), legal, None if self._tokenizer is None else self._decode, top_n)
 
-    def _sample(self, found: Frontier, sample: int, count: int) -> SampleBeams:
-        """The live beams of one prompt: dead ones come last."""
-        scores, lengths = found.scores[sample, :count], found.lengths[sample, :count]
-        columns = [found.tokens[sample, :count], lengths, scores, _closed(found, sample)[:count]]
-        if found.nodes is not None:
-            columns.append(found.nodes[sample, :count])
-        if self._by_length:
-            columns[2] = scores / lengths
-            order = columns[2].argsort(descending=True, stable=True)
-            columns = [column[order] for column in columns]
-        token_ids, lengths, scores, finished, *leaves = columns
-        return SampleBeams(token_ids, lengths, scores, finished, leaves[0] if leaves else None)
+    def _samples(self, found: Frontier) -> list[SampleBeams]:
+        """The live beams of each prompt: dead ones come last. A lane's next batch waits for this, so columns
+        are cut into prompts at once."""
+        width = found.scores.shape[1]
+        closed = torch.zeros_like(found.scores, dtype=torch.bool) if found.closed is None else found.closed
+        given = (found.tokens, found.lengths, found.scores, closed, found.nodes)
+        by_prompt = zip(*(x.unbind() for x in given if x is not None), strict=True)
+        counts = found.scores.isfinite().sum(-1).tolist()
+        samples = []
+        for columns, count in zip(by_prompt, counts, strict=True):
+            live = columns if count == width else tuple(x[:count] for x in columns)
+            if self._by_length:
+                live = _by_mean(*live)
+            token_ids, lengths, scores, finished, *leaves = live
+            samples.append(SampleBeams(token_ids, lengths, scores, finished, leaves[0] if leaves else None))
+        return samples
 
     def _decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         assert self._tokenizer is not None
@@ -188,11 +187,11 @@ class Beam(Node):
         )  # fmt: skip
 
 
-def _closed(found: Frontier, sample: int) -> Tensor:
-    """Which beams ended before they were as long as they may be."""
-    if found.closed is None:
-        return torch.zeros_like(found.lengths[sample], dtype=torch.bool)
-    return found.closed[sample]
+def _by_mean(token_ids: Tensor, lengths: Tensor, scores: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
+    """One prompt's columns by score a token, which takes the place of the score."""
+    means = scores / lengths
+    order = means.argsort(descending=True, stable=True)
+    return tuple(column[order] for column in (token_ids, lengths, means, *more))
 
 
 def _count(options: Mapping[str, object], key: str, most: int) -> int | None:

@@ -124,6 +124,35 @@ for heads, kv, dim, beams, used, slots in (
     got = launch("beam_attention", q, k, v, *prompts, *suffixes, ancestors, cu)
     near(got, oracles.beam_attention(q, k, v, prompts, suffixes, ancestors, cu), 1e-6)
 """,
+    "kept attention": """
+from engine.ops.portable import kept_attention
+for heads, kv, dim, beams, used, slots, norm in (
+    (9, 3, 64, 7, 3, 4, False), (7, 1, 64, 1, 0, 1, False), (7, 1, 64, 11, 7, 8, True),
+    (4, 2, 128, 40, 3, 4, True), (2, 2, 64, 70, 1, 2, False), (8, 1, 16, 9, 0, 4, True),
+    (2, 1, 24, 3, 1, 2, True),
+):
+    lengths = [5, 1, 130]
+    rows = beams * len(lengths)
+    qkv, angle = draw(rows, (heads + 2 * kv) * dim), torch.rand(140, dim // 2)
+    norms = (draw(dim), draw(dim)) if norm else (None, None)
+    positions = torch.tensor(lengths).repeat_interleave(beams) + used
+    prompts, suffixes = draw(2, 2, 1, sum(lengths), kv, dim), draw(2, 2, slots, rows, kv, dim)
+    suffixes[:, :, used:] = torch.nan
+    ancestors = torch.randint(beams, (slots, rows)) + torch.arange(rows) // beams * beams
+    ancestors[used:] = -1
+    cu = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    before = (qkv, positions, angle.cos(), angle.sin(), *norms, torch.tensor([used]))
+    caches = [suffixes.clone() for _ in range(2)]
+    got, want = (
+        run(*before, *cache, *prompts, ancestors, cu, heads, kv, 1e-6, 1, 130)
+        for run, cache in zip((kept_attention.launch, torch.ops.boundgen.kept_beam_attention), caches)
+    )
+    near(got, want, 1e-6)
+    near(caches[0][:, 1, used], caches[1][:, 1, used], 1e-6)
+    for cache in caches:
+        cache[:, 1, used] = 0
+    assert torch.equal(caches[0].nan_to_num(7), caches[1].nan_to_num(7))
+""",
     "beam attention keeps poison with its beam": """
 beams, slots = 8, 3
 lengths = [5, 7, 4]
