@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import engine.ops.hopper.stack  # registers what packages of the hopper path call
-import engine.ops.packed_attention  # noqa: F401 -- registers the schema that the library's kernels attach to
+import engine.ops.packed_attention  # registers the schema that the library's kernels attach to
 import engine.ops.portable.kept_attention  # noqa: F401 -- what packages of searches call on CUDA
 from engine.ops import beam_attention  # likewise
 
