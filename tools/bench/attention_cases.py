@@ -21,8 +21,9 @@ from engine.ops.hopper.compiler import build_library
 from engine.ops.hopper.library import load
 from engine.ops.hopper.plan import plan
 from engine.ops.hopper.stack import attention_blocks
-from tools.bench.kernels import ELEMENTS, kernel_us, say
+from tools.bench.kernels import ELEMENTS, kernel_us
 from tools.bench.mixes import CONSTANT, LENGTH, SAMPLES, SHARED
+from tools.bench.script import say
 from tools.bench.synthetic import MODELS, mixed_lengths
 
 NONE = (-1, 0)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +28,7 @@ from tools.bench.beam_work import MIXES
 from tools.bench.card import CudaCard, card_uuid
 from tools.bench.card_state import CardMonitor
 from tools.bench.provenance import command_line, provenance
+from tools.bench.script import run_script, say
 from tools.bench.shape_checkpoint import shape_checkpoint
 from tools.bench.shape_setup import read_lists
 from tools.bench.shapes import SHAPES, narrow_matrices
@@ -145,13 +145,5 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    run_script(main)

@@ -70,10 +70,10 @@ class CudaCard:
 
     def time(self, replay: Replay, seconds: float) -> Timing:
         singles = []
-        _event_ms(replay)
+        event_ms(replay)
         for _ in range(BURSTS):
             time.sleep(BURST_GAP_S)
-            singles.append(_event_ms(replay))
+            singles.append(event_ms(replay))
         sustained, state = self._sustain([replay], [torch.cuda.current_stream()], seconds)
         return Timing(statistics.median(singles), sustained, state)
 
@@ -121,7 +121,8 @@ def _enqueue(replays: Sequence[Replay], streams: Sequence[torch.cuda.Stream], ro
                 replay()
 
 
-def _event_ms(replay: Replay) -> float:
+def event_ms(replay: Replay) -> float:
+    """Of one replay, between two events."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     replay()

@@ -10,10 +10,8 @@ Hopper GPU. The last line is JSON.
 import argparse
 import json
 import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -30,28 +28,15 @@ from engine.ops.hopper.residual import residual
 from engine.ops.hopper.rows import embed
 from engine.ops.hopper.stack import attention_blocks
 from engine.ops.hopper.supports import MATRICES
+from tools.bench.card import Card, CudaCard, card_uuid, event_ms
+from tools.bench.card_state import CardMonitor, CardState
 from tools.bench.prefill_chain import Chain
+from tools.bench.script import say
 from tools.bench.synthetic import MODELS, mixed_lengths, useful_flops
 
-PEAK = {"e4m3": 1979e12, "int8": 1979e12, "bf16": 989e12}  # dense, datasheet
 ELEMENTS = {"e4m3": torch.float8_e4m3fn, "int8": torch.int8, "bf16": torch.bfloat16}
 NAMES = {element: name for name, element in ELEMENTS.items()}
 REPEATS = 20  # launches in a timing graph
-
-
-def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
-def elapsed_ms(run: Callable[[], None]) -> float:
-    """Time of `run` between two events."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    start.record()
-    run()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end))
 
 
 def kernel_us(step: Callable[[], object]) -> float:
@@ -63,37 +48,7 @@ def kernel_us(step: Callable[[], object]) -> float:
         for _ in range(REPEATS):
             step()
     graph.replay()
-    return statistics.median(elapsed_ms(graph.replay) for _ in range(9)) * 1e3 / REPEATS
-
-
-def burst_ms(graph: torch.cuda.CUDAGraph, runs: int = 15) -> float:
-    """Median of single replays, 10 ms apart."""
-
-    def once() -> float:
-        time.sleep(0.01)
-        return elapsed_ms(graph.replay)
-
-    return statistics.median(once() for _ in range(runs))
-
-
-def sustained_ms(graphs: list[torch.cuda.CUDAGraph], seconds: float) -> tuple[float, str]:
-    """Time a round of replays (one of each graph, each on its own stream) back to back, and the card's clock
-    and power meanwhile.
-    """
-    streams = [torch.cuda.Stream() for _ in graphs]  # type: ignore[no-untyped-call]
-    query = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader"]
-    sampler, rounds, start = None, 0, time.perf_counter()
-    while (spent := time.perf_counter() - start) < seconds:
-        if sampler is None and spent > seconds / 2:
-            sampler = subprocess.Popen(query, stdout=subprocess.PIPE, text=True)
-        for stream, graph in list(zip(streams, graphs, strict=True)) * 8:
-            with torch.cuda.stream(stream):
-                graph.replay()
-        torch.cuda.synchronize()
-        rounds += 8
-    total = time.perf_counter() - start
-    state = sampler.communicate()[0].strip() if sampler else ""
-    return total / rounds * 1e3, state
+    return statistics.median(event_ms(graph.replay) for _ in range(9)) * 1e3 / REPEATS
 
 
 def bench_kernels(chain: Chain, tokens: int) -> dict[str, float]:
@@ -154,32 +109,42 @@ def bench_kernels(chain: Chain, tokens: int) -> dict[str, float]:
 
 
 def bench_chain(
-    chain: Chain, tokens: int, kind: str, chained: bool, seconds: float
-) -> dict[str, float | str]:
+    card: Card, chain: Chain, tokens: int, kind: str, chained: bool, seconds: float
+) -> dict[str, float | None]:
     """One graph of the whole model; chained: the GEMMs of a layer in one launch."""
     lengths = [128] * (tokens // 128) if kind == "128" else mixed_lengths(tokens)
     captured = chain.capture(chain.steps(chain.batch(lengths), chained=chained))
     flops = useful_flops(chain.model, lengths)
-    burst = burst_ms(captured.graph)
-    sustained, state = sustained_ms([captured.graph], seconds)
+    timing = card.time(captured.graph.replay, seconds)
+    burst, sustained = timing.burst_ms, timing.sustained_ms
+    assert burst is not None
     tera = {"burst": flops / burst / 1e9, "sustained": flops / sustained / 1e9}
     name = NAMES[chain.precision["qkv"]]
-    share = tera["sustained"] * 1e12 / PEAK[name]
+    share = ""
+    if card.peaks is not None:
+        peak = card.peaks.bf16 if name == "bf16" else card.peaks.fp8  # int8's is that of fp8
+        share = f", mfu_weighted {tera['sustained'] * 1e12 / peak:.3f}"
     say(
         f"T={tokens:5} {kind:5} {name} {'chained' if chained else 'apart  '}: burst {burst:7.3f} ms "
-        f"{tera['burst']:5.0f}, sustained {sustained:7.3f} ms {tera['sustained']:5.0f} useful TFLOP/s, "
-        f"mfu_weighted {share:.3f} [{state}]"
+        f"{tera['burst']:5.0f}, sustained {sustained:7.3f} ms {tera['sustained']:5.0f} useful TFLOP/s"
+        f"{share} [{told(timing.state)}]"
     )
-    return {"burst_ms": burst, "sustained_ms": sustained, "state": state, **tera}
+    return {"burst_ms": burst, "sustained_ms": sustained, **tera, **asdict(timing.state)}
 
 
-def bench_lanes(chain: Chain, tokens: int, seconds: float) -> dict[str, float]:
+def told(state: CardState) -> str:
+    known = ((state.sm_mhz, "MHz"), (state.watts, "W"))
+    return ", ".join(f"{value:.0f} {unit}" for value, unit in known if value is not None)
+
+
+def bench_lanes(card: Card, chain: Chain, tokens: int, seconds: float) -> dict[str, float]:
     """Two graphs at once, each with all and with half of the multiprocessors."""
     lengths, results = mixed_lengths(tokens), {}
     for chained, share in product((True, False), (0, 66)):
         steps = [chain.steps(chain.batch(lengths, seed), max_sms=share, chained=chained) for seed in (1, 2)]
         captured = [chain.capture(step) for step in steps]
-        total, state = sustained_ms([c.graph for c in captured], seconds)
+        timing = card.time_together([each.graph.replay for each in captured], seconds)
+        total, state = timing.sustained_ms, told(timing.state)
         tera = 2 * useful_flops(chain.model, lengths) / total / 1e9
         label = f"{'chained' if chained else 'apart'}, {share or 'all'} SMs each"
         say(f"two lanes of T={tokens}, {label}: {total:.3f} ms, {tera:.0f} useful TFLOP/s [{state}]")
@@ -196,6 +161,26 @@ def check_chain(chain: Chain) -> float:
     error = float((y - want).norm() / want.norm())
     say(f"all {chain.model.num_layers} layers against float32: relative error {error:.2e}")
     return error
+
+
+def measure(
+    options: argparse.Namespace, chains: Mapping[str, Chain], card: Card
+) -> dict[str, dict[str, object]]:
+    """What each chain's precision gave, by step."""
+    measured: dict[str, dict[str, object]] = {
+        name: {"error": check_chain(chain)} for name, chain in chains.items()
+    }
+    for tokens, (name, chain) in product(options.tokens, chains.items()):
+        found = measured[name]
+        if "kernels" in options.steps:
+            found[f"kernels_us_{tokens}"] = bench_kernels(chain, tokens)
+        if "chain" in options.steps:
+            for kind, chained in product(options.kinds, (True, False)):
+                label = f"chain_{tokens}_{kind}_{'chained' if chained else 'apart'}"
+                found[label] = bench_chain(card, chain, tokens, kind, chained, options.seconds)
+        if "lanes" in options.steps and tokens <= 2048:
+            found[f"lanes_{tokens}"] = bench_lanes(card, chain, tokens, options.seconds)
+    return measured
 
 
 def main() -> None:
@@ -225,19 +210,8 @@ def main() -> None:
     chains = {
         name: Chain(model, dict.fromkeys(MATRICES, ELEMENTS[name]), library) for name in options.precision
     }
-    measured: dict[str, dict[str, object]] = {
-        name: {"error": check_chain(chain)} for name, chain in chains.items()
-    }
-    for tokens, (name, chain) in product(options.tokens, chains.items()):
-        found = measured[name]
-        if "kernels" in options.steps:
-            found[f"kernels_us_{tokens}"] = bench_kernels(chain, tokens)
-        if "chain" in options.steps:
-            for kind, chained in product(options.kinds, (True, False)):
-                label = f"chain_{tokens}_{kind}_{'chained' if chained else 'apart'}"
-                found[label] = bench_chain(chain, tokens, kind, chained, options.seconds)
-        if "lanes" in options.steps and tokens <= 2048:
-            found[f"lanes_{tokens}"] = bench_lanes(chain, tokens, options.seconds)
+    with CardMonitor(card_uuid()) as monitor:
+        measured = measure(options, chains, CudaCard(monitor))
     result: dict[str, object] = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from tools.artifact_cache import Wanted, cached_artifact
 from tools.bench.card import CudaCard, card_uuid
 from tools.bench.card_state import CardMonitor
 from tools.bench.load_chart import draw_results, read_result
+from tools.bench.script import run_script, say
 from tools.bench.shape_checkpoint import shape_checkpoint
 from tools.bench.shape_run import measure
 from tools.bench.shape_setup import BOUNDS, ShapeSetup, read_lists
@@ -86,13 +86,5 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    run_script(main)
