@@ -11,18 +11,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
-
 Write = Callable[..., None]
 
 
 @contextmanager
 def lasting_array_names() -> Iterator[None]:
     """While it lasts no writer goes, so that every id is one writer's; the same writer is one object."""
+    # Inductor imports redis where that is installed, and all of itself: for who compiles, not who imports us.
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu  # noqa: PLC0415
+
     declare = CppWrapperCpu.codegen_int_array_var
     writers: dict[tuple[int, str], Write] = {}
 
-    def declare_once(self: CppWrapperCpu, int_array: str, writeline: Write, *rest: Any, **named: Any) -> str:
+    def declare_once(self: Any, int_array: str, writeline: Write, *rest: Any, **named: Any) -> str:
         owner = getattr(writeline, "__self__", writeline)
         kept = writers.setdefault((id(owner), getattr(writeline, "__name__", "")), writeline)
         return declare(self, int_array, kept, *rest, **named)
