@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -160,3 +163,21 @@ def test_bounds_are_those_of_the_batch() -> None:
             assert bucket is not None
             assert bucket.tokens >= tokens + bucket.segments - prompts
     assert buckets.choose(SIZES.prompts + 1, 60, WIDTH) is None
+
+
+@pytest.mark.usefixtures("acted_cuda")
+def test_a_graph_has_no_small_operations() -> None:
+    """Each would be a kernel of its own, some 2 us of a lone request's 5,000."""
+    model = make_model("fp8")
+    empty = torch.zeros(64, model.head.weight.shape[1]).bfloat16()
+    passes = (lambda given: [empty[: len(given[2]) - 1]], lambda given: [empty[: len(given[0])]])
+    beams = make_beams(dataclasses.replace(model, passes=passes), 1)
+    beams.prepare(PLAN, SIZES, None, FEW)
+    key = beams.key(pack(PROMPTS), [WIDTH] * 4, PLAN, None)
+    assert key is not None
+    graph: Any = beams.pool.executor.submit(lambda: beams.this_lane.find(key)).result().graph
+    beams.pool.close()
+    calls = Counter(str(func).split(".")[1] for func, *_ in graph._notes.calls if not func.is_view)
+    once = dict.fromkeys(("zeros", "beam_positions", "cat"), 1)
+    expansion = dict.fromkeys(("quantise_rows", "linear_e4m3", "beam_select", "beam_follow"), STEPS + 1)
+    assert calls == once | expansion | {"beam_advance": STEPS}
