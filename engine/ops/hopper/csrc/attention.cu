@@ -10,16 +10,15 @@ template <int D, class Out> __global__ void __launch_bounds__(256, 2) attention_
   using Layout = AttentionLayout<D>;
   extern __shared__ uint8_t raw[];
   __shared__ __align__(8) uint64_t barriers[8];
-  __shared__ int num_seen[2];
   const uint32_t base = (shared_address(raw) + 1023) & ~1023u, q_full = shared_address(barriers), k_full = q_full + 8, v_full = q_full + 24,
-                 free_ = q_full + 40, q_free = q_full + 56, seen_of = shared_address(num_seen);
+                 free_ = q_full + 40, q_free = q_full + 56;
   if (threadIdx.x == 0) {
     barrier_init(q_full, 1);
     barrier_init(q_free, 2);
     for (int s = 0; s < 2; s++) {
       barrier_init(k_full + 8 * s, 1);
       barrier_init(v_full + 8 * s, 1);
-      barrier_init(free_ + 8 * s, 8);
+      barrier_init(free_ + 8 * s, 2);
     }
     barrier_init_fence();
     prefetch_map(&p.qkv);
@@ -33,7 +32,7 @@ template <int D, class Out> __global__ void __launch_bounds__(256, 2) attention_
     wait_for_predecessors();
     return;
   }
-  Loads<D> loads(p, base, q_full, seen_of, first);
+  Loads<D> loads(p, base, q_full, first);
   wait_for_predecessors();
   if (threadIdx.x == 0) {
     loads.query(first);
@@ -48,42 +47,36 @@ template <int D, class Out> __global__ void __launch_bounds__(256, 2) attention_
     Accumulator<D> acc;
     acc.reset();
     barrier_wait(q_full, (i - first) & 1);
-    int seen;
-    bool started = false;
-    do {
-      const int s = done & 1, parity = (done >> 1) & 1;
+    const Item item(p.items, i);
+    const int blocks = item.last() + 1;
+    for (int block = 0; block < blocks; block++, done++) {
+      const bool diagonal = block + 1 == blocks;
+      const int seen = item.seen(block), s = done & 1, parity = (done >> 1) & 1;
       const uint32_t stage = base + Layout::kQuery + s * Layout::kStage;
       float scores[32];
       barrier_wait(k_full + 8 * s, parity);
-      seen = shared_load(seen_of + 4 * s);
       score<D>(scores, query, operand_descriptor(stage));
-      if (seen < 64) {
-        if (seen == kDiagonal && i + 1 < end) {  // q is read: the next item's may come
-          if (thread == 0) barrier_arrive(q_free);
-          if (threadIdx.x == 0) {
-            barrier_wait(q_free, (i - first) & 1);
-            loads.query(i + 1);
-          }
-          __syncwarp();
+      if (diagonal && i + 1 < end) {  // q is read: the next item's may come
+        if (thread == 0) barrier_arrive(q_free);
+        if (threadIdx.x == 0) {
+          barrier_wait(q_free, (i - first) & 1);
+          loads.query(i + 1);
         }
-        const int last = seen == kDiagonal ? lane_row : seen - 1;
-        mask_after(scores, 2 * q, last, seen == kDiagonal ? last + 8 : last);
+        __syncwarp();
       }
+      if (diagonal) mask_after(scores, 2 * q, lane_row, lane_row + 8);
+      else if (seen < 64) mask_after(scores, 2 * q, seen - 1, seen - 1);
       uint32_t probabilities[16];
-      acc.softmax(scores, probabilities, started);
+      acc.softmax(scores, probabilities, block > 0);
       barrier_wait(v_full + 8 * s, parity);
       accumulate<D>(acc.o, probabilities, operand_descriptor(stage + Layout::kHead, 512));
-      __syncwarp();
-      if (lane == 0) barrier_arrive(free_ + 8 * s);  // each warp for itself: the products are the warpgroup's, but `seen` is read by every thread
+      if (thread == 0) barrier_arrive(free_ + 8 * s);
       if (threadIdx.x == 0 && loads.next < end) {
         barrier_wait(free_ + 8 * s, parity);
         loads.key_value(s, end);
       }
       __syncwarp();
-      started = true;
-      done++;
-    } while (seen != kDiagonal);
-    const Item item(p.items, i);
+    }
     const int head = item.q_head + group, r = item.token + lane_row;
     const bool mine = head < (item.kv_head + 1) * (p.num_q / p.num_kv);
     const float scale = __ldg(p.scales + min(head, p.num_q - 1));

@@ -27,8 +27,15 @@ struct Item {
     start = own.x, length = own.y, token = own.z, q_head = own.w & 0xffff, kv_head = own.w >> 16;
     parent = before.x, parent_length = before.y, constant = before.z;
   }
+  // Its keys come in blocks of 64: `constants` of the constant prefix, up to `before` of the parent, then the segment's own, up to `last`.
+  __device__ __forceinline__ int constants() const { return (constant + 63) >> 6; }
+  __device__ __forceinline__ int before() const { return constants() + ((parent_length + 63) >> 6); }
+  __device__ __forceinline__ int last() const { return before() + (token >> 6); }
+  // How many keys of a block that is not the last every query sees; 64 or more: all.
+  __device__ __forceinline__ int seen(int block) const {
+    return block < constants() ? constant - 64 * block : block < before() ? parent_length - 64 * (block - constants()) : 64;
+  }
 };
-constexpr int kDiagonal = 0;  // instead of a number of keys that all 64 queries of an item see: each sees those up to itself
 
 template <int D> struct AttentionLayout {
   static constexpr int kHead = 64 * D * 2;  // 64 rows of one head: D / 64 boxes of 8 KiB
@@ -38,10 +45,9 @@ template <int D> struct AttentionLayout {
 
 template <int D> struct Loads {  // what thread 0 does; its cursor runs ahead of the consumers. Items are read again rather than kept: registers are short
   const AttentionParams& p;
-  uint32_t base, q_full, seen;  // seen: of each stage's keys, how many every query of the item sees, or kDiagonal
+  uint32_t base, q_full;
   int next, block = 0;
-  __device__ __forceinline__ Loads(const AttentionParams& p_, uint32_t base_, uint32_t bars, uint32_t seen_, int first)
-      : p(p_), base(base_), q_full(bars), seen(seen_), next(first) {}
+  __device__ __forceinline__ Loads(const AttentionParams& p_, uint32_t base_, uint32_t bars, int first) : p(p_), base(base_), q_full(bars), next(first) {}
   __device__ __forceinline__ void head(uint32_t dst, const CUtensorMap* map, int column_head, int row, uint32_t bar) const {
 #pragma unroll
     for (int c = 0; c < D / 64; c++) load_tile(dst + c * 8192, map, (column_head * D + c * 64) * 2, row, bar);
@@ -57,28 +63,23 @@ template <int D> struct Loads {  // what thread 0 does; its cursor runs ahead of
   __device__ __forceinline__ void key_value(int s, int end) {
     if (next >= end) return;
     const Item i(p.items, next);
-    const int constants = (i.constant + 63) >> 6, before = constants + ((i.parent_length + 63) >> 6), last = before + (i.token >> 6);
     const CUtensorMap* map = &p.qkv;
-    int row = 64 * block, key = p.num_q + i.kv_head, value = key + p.num_kv, value_shift = 0, num_seen = block == last ? kDiagonal : 64;
-    if (block < constants) {
+    int row = 64 * block, key = p.num_q + i.kv_head, value = key + p.num_kv, value_shift = 0;
+    if (block < i.constants()) {
       map = &p.constant;
       key = value = i.kv_head;
       value_shift = p.constant_rows;
-      num_seen = i.constant - row;
-    } else if (block < before) {
-      row -= 64 * constants;
-      num_seen = i.parent_length - row;
-      row += i.parent;
+    } else if (block < i.before()) {
+      row += i.parent - 64 * i.constants();
     } else {
-      row += i.start - 64 * before;
+      row += i.start - 64 * i.before();
     }
     const uint32_t dst = base + AttentionLayout<D>::kQuery + s * AttentionLayout<D>::kStage, k_full = q_full + 8 + 8 * s, v_full = q_full + 24 + 8 * s;
-    shared_store(seen + 4 * s, num_seen);  // before the arrival that the readers wait for
     barrier_expect(k_full, AttentionLayout<D>::kHead);
     head(dst, map, key, row, k_full);
     barrier_expect(v_full, AttentionLayout<D>::kHead);
     head(dst + AttentionLayout<D>::kHead, map, value, row + value_shift, v_full);
-    if (block++ == last) {
+    if (block++ == i.last()) {
       block = 0;
       next++;
     }

@@ -43,7 +43,14 @@ struct Tickets {
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(t) : "r"(slot) : "memory");
     return t;
   }
-  __device__ __forceinline__ void release() const { barrier_arrive_cluster(empty, 0); }
+  // Takes the ticket, so that the arrival waits for its load: a load of shared memory may hang behind other memory traffic of its warp for
+  // longer than the next ticket takes to come, and the arrival, which goes another way, does not wait for it. (Without: a counter of
+  // finished tiles now and then read the next ticket in place of its own, so some tile was counted twice, its own never, and all waited for it.)
+  __device__ __forceinline__ void release(int ticket) const {
+    asm volatile("{\n.reg .pred p;\n.reg .b32 r;\nsetp.ge.s32 p, %1, 0;\nmapa.shared::cluster.u32 r, %0, 0;\n@p mbarrier.arrive.shared::cluster.b64 _, [r];\n}" ::"r"(empty),
+                 "r"(ticket)
+                 : "memory");
+  }
   // One thread of the cluster's first block: fetches tickets and writes each into both blocks.
   __device__ __forceinline__ void serve(unsigned* counter, int last) const {
     for (int n = 0, t = 0; t < last; n++) {
@@ -126,7 +133,7 @@ template <class W, int RING> __device__ __forceinline__ void produce_chain(const
       load_weights(k, s);
       load_rows(k, s);
     }
-    tickets.release();
+    tickets.release(t);
   }
 }
 
@@ -135,7 +142,7 @@ template <class W> __device__ __forceinline__ void count_finished(const ChainPar
   unsigned expected = 0;
   for (int n = 0;; n++) {
     const int t = tickets.wait(n);
-    tickets.release();
+    tickets.release(t);
     if (t >= p.end[kPhases - 1]) return;
     if (t >= p.end[kPhases - 2]) continue;  // nobody waits for the last phase
     const Place<W> at(p, t, rank);
@@ -199,7 +206,7 @@ template <class Elem, class W, int D> __global__ void __launch_bounds__(kGemmThr
       const Place<W> at(p, t, rank);
       const Fragment f(at.row + group * 64, p.m, at.col, p.n[at.phase]);
       __syncwarp();
-      if ((threadIdx.x & 31) == 0) tickets.release();
+      if ((threadIdx.x & 31) == 0) tickets.release(t);
       const int num_k = p.num_k[at.phase];
       if (at.phase == 1) consume<Middle, Elem, W::kGateUp, RING>(p.gate_up, num_k, nothing, ring, f, group, it, first);
       else if (at.phase == 3) consume<Next, Elem, W::kQkv, RING>(p.qkv, num_k, heads, ring, f, group, it, first);

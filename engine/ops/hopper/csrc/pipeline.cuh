@@ -32,15 +32,6 @@ __device__ __forceinline__ void barrier_wait(uint32_t bar, int parity) {
       : "memory");
 }
 
-__device__ __forceinline__ void shared_store(uint32_t address, int value) {
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-}
-__device__ __forceinline__ int shared_load(uint32_t address) {
-  int value;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-  return value;
-}
-
 __device__ __forceinline__ void load_tile(uint32_t dst, const CUtensorMap* map, int x, int y, uint32_t bar) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(dst), "l"(map),
                "r"(x), "r"(y), "r"(bar)
