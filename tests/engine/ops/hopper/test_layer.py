@@ -175,6 +175,18 @@ class Lane:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("model", ["qwen2.5-0.5b", "smollm2-135m"])
+def test_a_chain_of_short_tiles_ends_every_time(model, library):
+    """Few stages a tile, so that what counts finished tiles is the last to read its ticket. Where one is
+    lost this does not fail, it hangs."""
+    lane = Lane(MODELS[model].layer, PRECISIONS["e4m3"], [128] * 64, library)
+    for _ in range(1000):
+        lane.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(lane.result, lane.alone)
+
+
+@pytest.mark.gpu
 def test_four_lanes_at_once_give_the_bits_of_one(library):
     """Chains, attentions and work lists of four sizes fill the chip together for seconds: none may wait for
     another one's blocks.
