@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import cast
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine.models.cuda_decoder import CudaDecoder
@@ -40,9 +39,9 @@ class CudaPromptDecoder(_BeamPass):
         bf16[S, hidden_size], normed."""
         batch = self._batch(positions, cu_seqlens)
         last_token = cu_seqlens[1:].long() - 1
-        x, delta = F.embedding(input_ids, self.embed_tokens.weight), None
+        x, delta = self.embed_tokens.weight, None
         for index, layer in enumerate(self.each_layer()):
-            x, normed = layer.before_attention(x, delta)
+            x, normed = layer.before_attention(x, delta, None if index else input_ids)
             kept = Kept(keys, values, cu_seqlens[:1], index)  # slot 0: where the first sample begins
             attention = layer.attention
             q, k, v = head_norm_rope_keep(
@@ -69,9 +68,9 @@ class CudaStepDecoder(_BeamPass):
         suffix_*[layers, slots, R, kv heads, head_dim], whose `slot` int64[1] is written; ancestors
         int64[slots, R] -> bf16[R, hidden_size].
         """
-        x, delta = F.embedding(input_ids, self.embed_tokens.weight), None
+        x, delta = self.embed_tokens.weight, None
         for index, layer in enumerate(self.each_layer()):
-            x, normed = layer.before_attention(x, delta)
+            x, normed = layer.before_attention(x, delta, None if index else input_ids)
             kept = Kept(suffix_keys, suffix_values, slot, index)
             attention = layer.attention
             attended = kept_beam_attention(

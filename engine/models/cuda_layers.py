@@ -136,9 +136,11 @@ class CudaLayer(nn.Module):
         x, normed = self.before_attention(x, delta)
         return self.after_attention(x, self.attention(normed, batch, self.output), rows)
 
-    def before_attention(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Activation]:
-        """The stream with delta in it, and its norm."""
-        return self._norm(x, delta, self.attention_norm, self.attention.qkv)
+    def before_attention(
+        self, x: Tensor, delta: Tensor | None, take: Tensor | None = None
+    ) -> tuple[Tensor, Activation]:
+        """The stream with delta in it, and its norm. `take`: the stream begins with these rows of x."""
+        return self._norm(x, delta, self.attention_norm, self.attention.qkv, take)
 
     def after_attention(
         self, x: Tensor, attended: Activation, rows: Tensor | None = None
@@ -149,8 +151,12 @@ class CudaLayer(nn.Module):
         x, normed = self._norm(x, self.output(self.output.fit(attended)), self.mlp_norm, self.gate_up)
         return x, self.down(self.down.fit(self.gate(normed)))
 
-    def _norm(self, x: Tensor, delta: Tensor | None, norm: Norm, to: Matrix) -> tuple[Tensor, Activation]:
-        return add_rms_norm(x, delta, norm.weight, self.eps, quantise=to.quantise, scale=to.input_scale)
+    def _norm(
+        self, x: Tensor, delta: Tensor | None, norm: Norm, to: Matrix, take: Tensor | None = None
+    ) -> tuple[Tensor, Activation]:
+        return add_rms_norm(
+            x, delta, norm.weight, self.eps, quantise=to.quantise, scale=to.input_scale, take=take
+        )
 
     def mlp_input(self, x: Tensor) -> Activation:
         """The stream as the gate's projection takes it."""

@@ -2,10 +2,10 @@
 
     sum[t] = x[t] + delta[t]          out[t] = weight * sum[t] / sqrt(mean(sum[t]²) + eps), quantised if asked
 
-One pass: x and delta are read once, sum and out written once: 8 bytes an element in bf16, 7 with e4m3.
+x[t] may be a row of a table, the embedding of token t. One pass: x and delta are read once, sum and out
+written once: 8 bytes an element in bf16, 7 with e4m3.
 """
 
-import torch
 from torch import Tensor
 from torch.library import wrap_triton
 
@@ -16,18 +16,22 @@ from engine.ops.portable.quantised import MODES, Activation, check_mode, empty_q
 
 @jit
 def _add_rms_norm(
-    x, delta, weight, scale, total, out, row_scale, num_rows,
+    x, delta, weight, scale, take, total, out, row_scale, num_rows,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, EPS: tl.constexpr,
-    HAS_DELTA: tl.constexpr, MODE: tl.constexpr,
+    HAS_DELTA: tl.constexpr, TAKES: tl.constexpr, MODE: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows a program; BLOCK >= WIDTH columns. The mean is over the unrounded sum."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < num_rows) & (column < WIDTH)
     at = row * WIDTH + column
-    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    source = at
+    if TAKES:
+        source = tl.load(take + row, mask=row < num_rows, other=0) * WIDTH + column
+    value = tl.load(x + source, mask=inside, other=0.0).to(tl.float32)
     if HAS_DELTA:
         value += tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)
+    if HAS_DELTA or TAKES:
         tl.store(total + at, value.to(total.dtype.element_ty), mask=inside)
     mean = tl.sum(value * value, 1, keep_dims=True) / WIDTH
     gain = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
@@ -48,39 +52,45 @@ def _add_rms_norm(
 
 
 def _allocate(
-    x: Tensor, delta: Tensor | None, weight: Tensor, scale: Tensor | None, eps: float, quantise: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    total = x.new_empty((0, x.shape[1])) if delta is None else torch.empty_like(x)
-    return (total, *empty_quantised(x, (x.shape[0], x.shape[1]), quantise))
+    x: Tensor, delta: Tensor | None, weight: Tensor, scale: Tensor | None, eps: float, quantise: str,
+    take: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    num_rows = x.shape[0] if take is None else take.shape[0]
+    total = x.new_empty((0 if delta is None and take is None else num_rows, x.shape[1]))
+    return (total, *empty_quantised(x, (num_rows, x.shape[1]), quantise))
 
 
 @register("add_rms_norm", allocate=_allocate, cpu=reference.add_rms_norm)
 def _launch(
-    x: Tensor, delta: Tensor | None, weight: Tensor, scale: Tensor | None, eps: float, quantise: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    total, out, row_scale = _allocate(x, delta, weight, scale, eps, quantise)
-    num_rows, width = x.shape
+    x: Tensor, delta: Tensor | None, weight: Tensor, scale: Tensor | None, eps: float, quantise: str,
+    take: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    total, out, row_scale = _allocate(x, delta, weight, scale, eps, quantise, take)
+    num_rows, width = out.shape
     block = next_power_of_2(width)
     rows = max(1, 4096 // block)  # elements a program: 32 a thread
     wrap_triton(_add_rms_norm)[(cdiv(num_rows, rows),)](
         x, x if delta is None else delta, weight, weight if scale is None else scale,
-        x if delta is None else total, out, row_scale, num_rows,
-        WIDTH=width, BLOCK=block, ROWS=rows, EPS=eps, HAS_DELTA=delta is not None, MODE=MODES[quantise],
-        num_warps=4 if block <= 4096 else 8,
+        x if take is None else take, x if delta is None and take is None else total, out, row_scale, num_rows,
+        WIDTH=width, BLOCK=block, ROWS=rows, EPS=eps, HAS_DELTA=delta is not None, TAKES=take is not None,
+        MODE=MODES[quantise], num_warps=4 if block <= 4096 else 8,
     )  # fmt: skip
     return total, out, row_scale
 
 
 def add_rms_norm(
     x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, *, quantise: str = "none",
-    scale: Tensor | None = None,
+    scale: Tensor | None = None, take: Tensor | None = None,
 ) -> tuple[Tensor, Activation]:  # fmt: skip
     """x, delta [T, H] contiguous, weight[H], scale float32[1] for "static" -> the new residual and its norm.
 
-    Without delta the residual is x itself. ValueError for a mode without its scale.
+    take int64[T]: row t is x[take[t]]. Without it and delta the residual is x itself. ValueError for a mode
+    without its scale.
     """
     check_mode(quantise, scale)
     if x.dim() != 2 or weight.shape != (x.shape[1],):
         raise ValueError(f"weight.shape = {tuple(weight.shape)!r}: must be ({x.shape[-1]},)")
-    total, out, row_scale = _launch(x, delta, weight, scale, eps, quantise)
-    return x if delta is None else total, Activation(out, row_scale if quantise == "token" else scale)
+    total, out, row_scale = _launch(x, delta, weight, scale, eps, quantise, take)
+    return x if delta is None and take is None else total, Activation(
+        out, row_scale if quantise == "token" else scale
+    )

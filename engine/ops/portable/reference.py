@@ -26,10 +26,12 @@ def _emit(value: Tensor, dtype: torch.dtype, scale: Tensor | None, quantise: str
 
 
 def add_rms_norm(
-    x: Tensor, delta: Tensor | None, weight: Tensor, scale: Tensor | None, eps: float, quantise: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    value = x.float() if delta is None else x.float() + delta.float()
-    total = x.new_empty((0, x.shape[1])) if delta is None else value.to(x.dtype)
+    x: Tensor, delta: Tensor | None, weight: Tensor, scale: Tensor | None, eps: float, quantise: str,
+    take: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    rows = x if take is None else x[take]
+    value = rows.float() if delta is None else rows.float() + delta.float()
+    total = x.new_empty((0, x.shape[1])) if delta is None and take is None else value.to(x.dtype)
     normed = value * torch.rsqrt(value.square().mean(-1, keepdim=True) + eps) * weight.float()
     return (total, *_emit(normed, x.dtype, scale, quantise))
 

@@ -67,6 +67,8 @@ def cases() -> Iterator[Case]:
             yield Case(f"norm-{name}-{mode}", "norm", (x, x, weight, given, 1e-6, mode))
             yield Case(f"silu-{name}-{mode}", "activation", (empty(7, 2 * middle), given, mode))
         yield Case(f"norm-{name}-alone", "norm", (x, None, weight, None, 1e-6, "none"))
+        taken = torch.zeros(9, dtype=torch.int64)
+        yield Case(f"norm-{name}-taken", "norm", (x, None, weight, None, 1e-6, "none", taken))
         for given in (None, scale):
             rows = (empty(7, heads * dim), given)
             yield Case(f"quantise-{name}-{given is not None}", "quantise", rows)

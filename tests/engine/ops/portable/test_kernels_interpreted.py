@@ -41,6 +41,11 @@ for given in (delta, None):
     want = reference.add_rms_norm(x, given, weight, None, 1e-6, "none")
     near(got[1], want[1], 1e-6)
     assert torch.equal(got[0], want[0])
+for given in (None, draw(7, 576)):
+    args = (x, given, weight, None, 1e-6, "none", torch.tensor([4, 0, 2, 2, 4, 1, 3]))
+    got, want = launch("norm", *args), reference.add_rms_norm(*args)
+    near(got[1], want[1], 1e-6)
+    assert torch.equal(got[0], want[0])
 """,
     "silu": """
 both = draw(3, 2 * 1536)

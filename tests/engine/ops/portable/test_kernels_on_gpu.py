@@ -67,6 +67,13 @@ def test_norm(tokens: int, residual: bool, mode: str, shape: Any) -> None:
     check(lambda: add_rms_norm(x, delta, weight, 1e-6, quantise=mode, scale=scale)[1], want)
     if residual:
         check(lambda: add_rms_norm(x, delta, weight, 1e-6, quantise=mode, scale=scale)[0], total, 1e-9)
+    else:
+        take = torch.arange(tokens, device="cuda").flip(0)
+        found = add_rms_norm(
+            x.flip(0).contiguous(), None, weight, 1e-6, quantise=mode, scale=scale, take=take
+        )
+        assert torch.equal(found[0], x)
+        check(lambda: found[1], want)
 
 
 @pytest.mark.parametrize("mode", MODES)
