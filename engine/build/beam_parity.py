@@ -1,4 +1,4 @@
-"""How far a compiled search is from the plain one over transformers, which computes every sequence whole.
+"""How far a compiled search is from the plain one over transformers, which keeps a cache of its own.
 
 A build whose error is over the stated tolerance fails. Scores are compared rank by rank: two sequences whose
 scores are nearly equal may change places without being an error.
@@ -94,7 +94,7 @@ def measure_beam_parity(
         errors.append(float((scores[index, : len(expected)] - expected).abs().max()))
         same += len(set(plain.tokens) & set(map(tuple, tokens[index].tolist())))
     parity = BeamParity(
-        reference=f"a search over transformers {transformers.__version__}, float32, without a cache",
+        reference=f"a search over transformers {transformers.__version__}, float32",
         prompts=len(prompts),
         width=width,
         steps=bounds.steps,

@@ -27,6 +27,7 @@ from engine.ops.portable.language import cdiv, next_power_of_2, register
 _NEVER = -0x7F800001  # -inf, ordered
 _GROUPED = 16384  # maxima of groups that one program bisects
 _HELD = 4096  # keys of hot chunks that one program keeps in registers
+_CACHED = 1 << 18  # logits, 1 MB, that a CPU's core keeps at hand
 _READERS = 64  # programs a request that read chosen chunks
 Answer = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -62,15 +63,21 @@ def _oracle(
 ) -> Answer:  # fmt: skip
     x = logits.float()
     x = x if scales is None else x * scales.unsqueeze(-1)
-    norms = x.logsumexp(-1)
+    norms = _norms(x)
     is_open = scores != float("-inf")
     is_open = is_open if closed is None else is_open & ~closed
-    low, high = torch.aminmax(x, dim=-1)
-    failed = (is_open & ~(low.isfinite() & high.isfinite())).any(-1)
+    finite = norms.isfinite() & x.amin(-1).isfinite()  # a norm alone does not show -inf
+    failed = (is_open & ~finite).any(-1)
     if nodes is not None and offsets is not None and tokens is not None:
         x = legal_logits(x, tokens, find_edges(offsets, nodes, max_degree), first_token)
     best = select(x, Rows(norms, scores, closed), count)
     return best.scores, best.parents, best.columns, norms, failed
+
+
+def _norms(x: Tensor) -> Tensor:
+    """logsumexp of the last dimension, so few rows at a time that what they become stays in the cache."""
+    rows = x.flatten(0, -2).split(max(1, _CACHED // x.shape[-1]))
+    return torch.cat([some.logsumexp(-1) for some in rows]).view(x.shape[:-1])
 
 
 @register("beam_select", allocate=_allocate, cpu=_oracle)
