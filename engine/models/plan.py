@@ -158,7 +158,7 @@ def _choose_precision(a: Architecture, precision: Precision, notes: list[str]) -
     for matrix, shape in widths.items():
         reason = None if all(width % 16 == 0 for width in shape) else "not multiples of 16"
         if precision == "int8" and reason is None:
-            reason = refuses_int8(matrix, a.hidden_size, a.intermediate_size)
+            reason = refuses_int8(matrix, a.intermediate_size)
         if precision != "bf16" and reason is not None:
             notes.append(f"{matrix} {shape[0]} x {shape[1]}: {reason}, stays bf16")
         chosen[matrix] = precision if reason is None else "bf16"

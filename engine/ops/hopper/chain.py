@@ -128,7 +128,7 @@ def chain(  # noqa: PLR0913, PLR0917 - an exported graph passes tensors and numb
     check("positions", positions, (m,), torch.int64)
     check("work", work, (-1, 1 + (PHASES - 1) * _row_blocks(m)), torch.int32)
     if (
-        not (tiles.block_widths if blocks else tiles.residual_widths)(hidden)
+        not tiles.residual_widths(hidden)
         or hidden % 32
         or intermediate % (BLOCK_COLUMNS if blocks else 64)
         or head_dim not in (64, 128)
@@ -155,8 +155,7 @@ def chain(  # noqa: PLR0913, PLR0917 - an exported graph passes tensors and numb
         (ctypes.c_int * PHASES)(*(w.shape[0] for w in weights)),
         (ctypes.c_int * PHASES)(*(w.shape[1] for w in weights)),
         m,
-        width_o := tiles.chain_width(m, hidden),
-        tiles.block_widths(hidden)[0] if blocks else width_o,
+        tiles.chain_width(m, hidden),
         head_dim,
         max_sms,
         1,

@@ -70,7 +70,6 @@ class ChainCall(ctypes.Structure):
         ("k", ctypes.c_int * 4),
         ("m", ctypes.c_int),
         ("tile", ctypes.c_int),
-        ("down_tile", ctypes.c_int),
         ("head_dim", ctypes.c_int),
         ("max_sms", ctypes.c_int),
         ("dependent", ctypes.c_int),

@@ -35,11 +35,10 @@ from engine.ops.hopper.quantise import quantise
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def _tile(rows: int, width: int, depth_bytes: int, blocks: bool) -> int:
-    widths = tiles.block_widths(width) if blocks else tiles.residual_widths(width)
+def _tile(rows: int, width: int, depth_bytes: int) -> int:
+    widths = tiles.residual_widths(width)
     if not widths or width % 32:
-        most = tiles.PARTIALS * (192 if blocks else 256)
-        raise ValueError(f"w has {width} rows: wanted a multiple of 32, up to {most}")
+        raise ValueError(f"w has {width} rows: wanted a multiple of 32, up to {tiles.PARTIALS * 256}")
     return tiles.choose_width(rows, width, depth_bytes, widths)
 
 
@@ -82,7 +81,7 @@ def residual(  # noqa: PLR0913, PLR0917 - an exported graph passes tensors and n
             raise ValueError(f"before, eps = {eps}: operand int8 wants the sums of x and a positive eps")
         check("before", before, (m, tiles.PARTIALS), torch.float32)
     y, x8, partials, row_scales = _new(x, operand)
-    tile = _tile(m, n, k * a.element_size(), block_scales is not None)
+    tile = _tile(m, n, k * a.element_size())
     codes = ELEMENT_CODES[a.dtype], ELEMENT_CODES[operand]
     gemm = GemmCall(pointer(a), pointer(w), m, n, k, tile, *codes, max_sms, 1, current_stream(a))
     tensors = (x, y, x8, partials, scales, before, row_scales, block_scales)
@@ -134,7 +133,7 @@ def residual_reference(  # noqa: PLR0913, PLR0917
     n = w.shape[0]
     logical = inverse(residual_rows(n)).to(w.device)
     y = x.float() + product(a, w, scales, block_scales=block_scales)[:, logical]
-    tile = _tile(a.shape[0], n, a.shape[1] * a.element_size(), block_scales is not None)
+    tile = _tile(a.shape[0], n, a.shape[1] * a.element_size())
     slots = [y[:, start : start + tile].square().sum(-1) for start in range(0, n, tile)]
     slots += [torch.zeros_like(slots[0])] * (tiles.PARTIALS - math.ceil(n / tile))
     x8, row_scales = x.new_empty(0, dtype=operand), x.new_empty(0, dtype=torch.float32)

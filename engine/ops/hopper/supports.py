@@ -77,12 +77,10 @@ def unsupported(
     return next((reason for fits, reason in checks if not fits), None)
 
 
-def refuses_int8(matrix: str, hidden: int, intermediate: int) -> str | None:
+def refuses_int8(matrix: str, intermediate: int) -> str | None:
     """Why a matrix of MATRICES cannot be in int8 where another type could, or None."""
     if matrix in ("gate_up", "down") and intermediate % BLOCK_COLUMNS:
         return f"intermediate {intermediate} is no multiple of {BLOCK_COLUMNS}, which int8 wants"
-    if matrix == "down" and not tiles.block_widths(hidden):
-        return f"hidden {hidden} is over {tiles.PARTIALS * 192}, down in int8"
     return None
 
 
@@ -94,5 +92,5 @@ def _of_int8(shape: LayerShape, precision: dict[str, torch.dtype]) -> list[tuple
         (mixed, "int8 and e4m3 in one layer, other than e4m3 of the residual stream and int8 of the rest")
     ]
     narrow = [name for name, element in precision.items() if element == torch.int8]
-    reasons = [refuses_int8(name, shape.hidden, shape.intermediate) for name in narrow]
+    reasons = [refuses_int8(name, shape.intermediate) for name in narrow]
     return checks + [(False, reason) for reason in reasons if reason is not None]

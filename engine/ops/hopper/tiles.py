@@ -56,13 +56,6 @@ def residual_widths(width: int) -> tuple[int, ...]:
     return tuple(tile for tile in (128, 192, 256) if math.ceil(width / tile) <= PARTIALS)
 
 
-def block_widths(width: int) -> tuple[int, ...]:
-    """Of a product whose activations have a scale for each row and 128 columns: two sets of sums must fit the
-    registers, or one where the partial sums want wider tiles. Empty where neither does.
-    """
-    return tuple(tile for tile in (128, 192) if tile in residual_widths(width))[:1]
-
-
 def gate_up_widths(blocks: bool = False) -> tuple[int, ...]:
     """Tile widths of gate_up. blocks: its results get a scale for each row and 128 columns."""
     return (256,) if blocks else (128, 256)

@@ -43,6 +43,7 @@ def wgmma_header() -> str:
         parts.append(_wrapper("mma(E4m3, ", width, 32, "e4m3.e4m3", False, ""))
         parts.append(_wrapper("mma(Bf16, ", width, 16, "bf16.bf16", False, ", 0, 0"))
         parts.append(_wrapper("mma(Int8, ", width, 32, "s8.s8", False, "", "int"))
+    parts.append(_wrapper("mma(Int8, ", 96, 32, "s8.s8", False, "", "int"))
     parts.append(_wrapper("mma_scores(", 64, 16, "bf16.bf16", False, ", 0, 0"))
     for width in (64, 128):
         parts.append(_wrapper("mma_values(", width, 16, "bf16.bf16", True, ", 1"))

@@ -193,7 +193,7 @@ template <class Elem, class W, int D> __global__ void __launch_bounds__(kGemmThr
     else if (threadIdx.x == 96 && rank == 0) tickets.serve(p.scratch, last);  // zeroed before the kernel ahead began: see plan.py
   } else {
     registers_raise<232>();
-    const int group = (threadIdx.x >> 7) - 1;
+    const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7) - 1, 0);  // known to be the same in all lanes: fewer registers
     int it = 0, first = p.stagger && group == 0 ? p.stagger : -1;
     wait_for_predecessors();
     if (p.stagger && group == 1) asm volatile("bar.sync 1, 256;" ::: "memory");
@@ -227,7 +227,7 @@ struct ChainCall {  // mirrored by library.ChainCall
   const void* a[kPhases];
   const void* w[kPhases];
   int n[kPhases], k[kPhases];
-  int m, tile, down_tile, head_dim, max_sms, dependent;
+  int m, tile, head_dim, max_sms, dependent;
   unsigned* scratch;
   cudaStream_t stream;
   ResidualParams o;
@@ -236,8 +236,8 @@ struct ChainCall {  // mirrored by library.ChainCall
   QkvParams qkv;
 };
 
-template <class Elem, int BO, int BD, int D> int launch_chain(const ChainCall& call) {
-  constexpr int BG = 256, BQ = 256;
+template <class Elem, int BO, int D> int launch_chain(const ChainCall& call) {
+  constexpr int BG = 256, BD = BO, BQ = 256;
   ChainParams p = {};
   const int widths[kPhases] = {BO, BG, BD, BQ}, pairs = (call.m + kRows * kClusterSize - 1) / (kRows * kClusterSize);
   int depth = 1 << 30;

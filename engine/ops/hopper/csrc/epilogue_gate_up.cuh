@@ -73,10 +73,10 @@ template <int BN, class Elem, class Out> struct GateUp {
   __device__ __forceinline__ void store_blocks(const Params& p, const Fragment& f, int i, const float* a, float gate, float up) const {
     constexpr float kLargest = 127.f, kNorm = 0.17677669529663687f, kLeast = 1e-9f;
     const float half = 0.5f * gate, product = half * up;
-    float h[32], peak = kLeast;
+    float h[32], peak = 0.f;  // without `product`: it goes into the scale
 #pragma unroll
     for (int j = 0; j < 32; j++) {
-      const float g = a[4 * j], u = a[4 * j + 1], gu = g * u * product;
+      const float g = a[4 * j], u = a[4 * j + 1], gu = g * u;
       h[j] = fmaf(gu, tanh_approx(g * half), gu);
     }
 #pragma unroll
@@ -87,11 +87,10 @@ template <int BN, class Elem, class Out> struct GateUp {
           const float low = h[j], high = h[j + d];
           h[j] = low + high;
           h[j + d] = low - high;
+          if (d == 16) peak = fmaxf(peak, fabsf(low) + fabsf(high));  // the larger one of the two
         }
-#pragma unroll
-    for (int j = 0; j < 32; j++) peak = fmaxf(peak, fabsf(h[j]));
-    peak = quad_max(peak);
-    const float s = __fdividef(kLargest, peak);
+    peak = fmaxf(quad_max(peak) * fabsf(product), kLeast);
+    const float s = __fdividef(kLargest, peak) * product;
     uint32_t o[8];
 #pragma unroll
     for (int z = 0; z < 8; z++) o[z] = Out::pack4(h[4 * z] * s, h[4 * z + 1] * s, h[4 * z + 2] * s, h[4 * z + 3] * s);

@@ -16,8 +16,10 @@ template <class Multiplied, class Out, int BN> static int residual(const GemmCal
 }
 template <class Out> static int residual(const GemmCall& c, const ResidualParams& p) {
   if constexpr (Elem::kGrouped) {
+    if (p.block_scales && c.tile == 256) return residual<Elem::Down, Out, 256>(c, p);
     if (p.block_scales && c.tile == 192) return residual<Elem::Down, Out, 192>(c, p);
-    if (p.block_scales) return c.tile == 128 ? residual<Elem::Down, Out, 128>(c, p) : kErrorNoVariant;
+    if (p.block_scales && c.tile == 128) return residual<Elem::Down, Out, 128>(c, p);
+    if (p.block_scales) return kErrorNoVariant;
   }
   if (c.tile == 256) return residual<Elem, Out, 256>(c, p);
   if (c.tile == 192) return residual<Elem, Out, 192>(c, p);

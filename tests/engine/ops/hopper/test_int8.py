@@ -60,6 +60,24 @@ def test_sums_are_exact(m, n, k, blocks, library, poison):
     assert torch.equal(y, residual_reference(*arguments)[0])
 
 
+@pytest.mark.parametrize("tile", [128, 192, 256])
+@pytest.mark.parametrize("blocks", [1, 2, 3, 32, 33, 34, 66])
+def test_blocks_are_exact_in_every_tile_width(blocks, tile, library, poison, monkeypatch):
+    """Of few and many blocks: their scales are loaded 32 at a time."""
+    monkeypatch.setattr(tiles, "choose_width", lambda *_: tile)
+    m, n, k = 300, 960, 128 * blocks
+    torch.manual_seed(blocks)
+    a, w = (torch.randint(-3, 4, (size, k), device="cuda", dtype=torch.int8) for size in (m, n))
+    x, scales = torch.zeros(m, n, device="cuda").bfloat16(), torch.ones(num_groups(n, INT8), device="cuda")
+    of_blocks = torch.exp2(-torch.randint(0, 6, (blocks, m), device="cuda").float())
+    arguments = (library, a, w, scales, x, BF16, 0, of_blocks)
+    poison()
+    y, _, sums, _ = residual(*arguments)
+    want, _, want_sums, _ = residual_reference(*arguments)
+    assert torch.equal(y, want)
+    torch.testing.assert_close(sums, want_sums, rtol=1e-4, atol=0)
+
+
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("matrix", ["o", "down"])
 @pytest.mark.parametrize("model", MODELS)

@@ -108,6 +108,3 @@ def test_scales_say_how_rows_are_quantised() -> None:
     assert num_groups(300, torch.bfloat16) == 1
     assert has_factor(torch.ones(4), w)
     assert not has_factor(torch.ones(3), w)
-    assert tiles.block_widths(1024) == (128,)
-    assert tiles.block_widths(1536) == (192,)
-    assert tiles.block_widths(2048) == ()
