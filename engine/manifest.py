@@ -19,7 +19,7 @@ from engine.mistakes import in_words
 from engine.models.architecture import Architecture
 from engine.packed import BatchBounds
 
-FORMAT = 4  # raised whenever native.so, the package's inputs or this file change in meaning
+FORMAT = 5  # raised whenever native.so, kernels' arguments, a package's inputs or this file change in meaning
 MANIFEST = "manifest.json"
 DIGEST = "digest"  # its key
 PACKAGE = "model.pt2"

@@ -95,6 +95,7 @@ class Chain:
     def capture(self, step: Callable[[], Tensor]) -> Captured:
         """One graph of `step`."""
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())  # the inputs were made there
         with torch.cuda.stream(stream):
             step()
         torch.cuda.synchronize()

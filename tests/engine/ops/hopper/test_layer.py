@@ -143,6 +143,7 @@ class Lane:
         self.cu_seqlens = torch.zeros(len(lengths) + 1, dtype=torch.int32, device="cuda")
         self.fill(lengths)
         self.stream = torch.cuda.Stream()
+        self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             self.alone = self.step()
         torch.cuda.synchronize()
