@@ -193,7 +193,8 @@ template <class Elem, class W, int D> __global__ void __launch_bounds__(kGemmThr
     else if (threadIdx.x == 96 && rank == 0) tickets.serve(p.scratch, last);  // zeroed before the kernel ahead began: see plan.py
   } else {
     registers_raise<232>();
-    const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7) - 1, 0);  // known to be the same in all lanes: fewer registers
+    int group = static_cast<int>(threadIdx.x >> 7) - 1;
+    if constexpr (Elem::kGrouped) group = __shfl_sync(~0u, group, 0);  // known to be the same in all lanes: without it tiles of down spill
     int it = 0, first = p.stagger && group == 0 ? p.stagger : -1;
     wait_for_predecessors();
     if (p.stagger && group == 1) asm volatile("bar.sync 1, 256;" ::: "memory");
