@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.ops.hopper.chain import scratch
 from engine.ops.hopper.layer import Batch, Stream, run_layers
 from engine.ops.hopper.plan import plan
 from engine.ops.hopper.rows import embed
+from engine.ops.hopper.scratch import scratch
 from engine.ops.hopper.stack import attention_blocks
 from engine.ops.hopper.weights import LayerWeights, prepare_layer
 from tools.bench.synthetic import ModelShape, Trace, plain_layer, random_source, rope_tables

@@ -20,7 +20,6 @@ from engine.ops.hopper.gate_up import gate_up_reference
 from engine.ops.hopper.library import (
     ELEMENT_NAMES,
     ChainCall,
-    ClearCall,
     GateUpParams,
     QkvParams,
     ResidualParams,
@@ -33,38 +32,9 @@ from engine.ops.hopper.library import (
 from engine.ops.hopper.products import BLOCK_COLUMNS, check_scales, has_factor
 from engine.ops.hopper.qkv import qkv_reference
 from engine.ops.hopper.residual import residual_reference
+from engine.ops.hopper.scratch import PHASES, num_counters
 
-PHASES = 4
 Outputs = tuple[Tensor, Tensor, Tensor]
-
-
-def _row_blocks(rows: int) -> int:
-    return (rows + tiles.ROWS * tiles.CLUSTER - 1) // (tiles.ROWS * tiles.CLUSTER) * tiles.CLUSTER
-
-
-def _scratch(positions: Tensor, launches: int) -> Tensor:
-    width = 1 + (PHASES - 1) * _row_blocks(positions.shape[0])
-    return positions.new_empty((launches, width), dtype=torch.int32)
-
-
-@torch.library.custom_op("boundgen::hopper_scratch", mutates_args=(), device_types="cuda")
-def scratch(library: str, positions: Tensor, launches: int) -> Tensor:
-    """positions [T] (for T alone) -> zeroed int32[launches, 1 + 3 row blocks], a row for each chain of a
-    forward pass.
-    """
-    out = _scratch(positions, launches)
-    call(library, "clear", ClearCall(pointer(out), out.numel() * 4, current_stream(positions)))
-    return out
-
-
-@scratch.register_fake
-def _(library: str, positions: Tensor, launches: int) -> Tensor:
-    return _scratch(positions, launches)
-
-
-@scratch.register_kernel("cpu")
-def _(library: str, positions: Tensor, launches: int) -> Tensor:
-    return _scratch(positions, launches).zero_()
 
 
 @torch.library.custom_op("boundgen::hopper_chain", mutates_args=(), device_types="cuda")
@@ -126,7 +96,7 @@ def chain(  # noqa: PLR0913, PLR0917 - an exported graph passes tensors and numb
     for name, table in (("cosines", cosines), ("sines", sines)):
         check(name, table, (-1, head_dim // 2), torch.bfloat16)
     check("positions", positions, (m,), torch.int64)
-    check("work", work, (-1, 1 + (PHASES - 1) * _row_blocks(m)), torch.int32)
+    check("work", work, (-1, num_counters(m)), torch.int32)
     if (
         not tiles.residual_widths(hidden)
         or hidden % 32

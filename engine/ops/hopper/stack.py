@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from engine.ops.hopper import tiles
-from engine.ops.hopper.chain import scratch
 from engine.ops.hopper.layer import Batch, run_layers
 from engine.ops.hopper.plan import plan
 from engine.ops.hopper.rows import embed, rows
+from engine.ops.hopper.scratch import scratch
 from engine.ops.hopper.sm_limit import current_limit
 from engine.ops.hopper.supports import LayerShape
 from engine.ops.hopper.weights import LayerWeights

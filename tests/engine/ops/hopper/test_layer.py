@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from engine.ops.hopper import layer as layer_module
-from engine.ops.hopper.chain import scratch
 from engine.ops.hopper.layer import Batch, run_layers
 from engine.ops.hopper.plan import plan
 from engine.ops.hopper.rows import rows
+from engine.ops.hopper.scratch import scratch
 from engine.ops.hopper.supports import MATRICES, LayerShape
 from engine.ops.hopper.weights import prepare_layer
 from tools.bench.synthetic import MODELS, mixed_lengths, plain_layer, random_source, rope_tables

@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from engine.ops.hopper.attention import attention
-from engine.ops.hopper.chain import chain, scratch
+from engine.ops.hopper.chain import chain
 from engine.ops.hopper.gate_up import gate_up
 from engine.ops.hopper.layer import Batch, run_layers
 from engine.ops.hopper.plan import plan
 from engine.ops.hopper.qkv import qkv
 from engine.ops.hopper.residual import residual
 from engine.ops.hopper.rows import embed, rows
+from engine.ops.hopper.scratch import scratch
 from engine.ops.hopper.supports import MATRICES, LayerShape
 from engine.ops.hopper.weights import Factors, prepare_layer
 from tools.bench.synthetic import random_source, rope_tables
