@@ -10,7 +10,7 @@ PHASES = 4  # o, gate_up, down, qkv
 
 
 def num_counters(rows: int) -> int:
-    """Of a chain over so many rows: the next ticket, then finished tiles by phase (not the last) and row block."""
+    """Of a chain over so many rows: the next ticket; finished tiles by phase but the last, and row block."""
     row_blocks = (rows + tiles.ROWS * tiles.CLUSTER - 1) // (tiles.ROWS * tiles.CLUSTER) * tiles.CLUSTER
     return 1 + (PHASES - 1) * row_blocks
 
