@@ -10,8 +10,8 @@ which row wrote slot j. What other entries of the suffix hold, NaN included, has
 
 This module declares the operator and gives it a kernel for any device: plain torch of static shapes, without
 synchronisation, that pads prompts to `max_seqlen`. The kernels that serve read each prompt once for all its
-beams, and a compiled package calls them without Python: on a CPU beam_attention.cpp; on CUDA
-portable.beam_attention, which is an operation of its own so that a package has it compiled in.
+beams: on a CPU beam_attention.cpp, which a compiled package calls without Python; on CUDA
+portable.kept_attention, which rotates and keeps as well (portable.beam_attention is its attention alone).
 """
 
 from __future__ import annotations

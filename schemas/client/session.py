@@ -120,10 +120,12 @@ class Client:
         parts = [self._reader.close(), self._sender.close()]
         if self._redis is not None:
             parts.append(self._redis.close())
-        for error in await asyncio.gather(*parts, return_exceptions=True):
-            if error is not None:
-                logger.warning("closing the client: %r", error)
-        self._log_limit.detach()
+        try:
+            for error in await asyncio.gather(*parts, return_exceptions=True):
+                if error is not None:
+                    logger.warning("closing the client: %r", error)
+        finally:  # cancelled, too
+            self._log_limit.detach()
 
     async def __aenter__(self) -> Self:
         await self.start()

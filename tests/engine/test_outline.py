@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ConfigError
-from engine.outline import check_outline
+from engine.nodes.registry import KINDS
+from engine.outline import OUTLINES, check_outline
 from engine.pipeline_config import read_pipeline
 
 GOOD = """
@@ -25,6 +26,8 @@ nodes:
     mapping: {values: {yes: 1, no: 0}}
 """
 
+CONFIGS = Path(__file__).parents[2] / "configs"
+
 
 def check(folder: Path, text: str) -> None:
     path = folder / "pipeline.yaml"
@@ -35,9 +38,14 @@ def check(folder: Path, text: str) -> None:
 def test_all_of_our_kinds_and_what_the_project_brings(tmp_path: Path) -> None:
     check(tmp_path, GOOD)
     check(tmp_path, GOOD[: GOOD.index("  answer")])  # rows are not needed to make texts
-    for path in Path("configs").glob("*.yaml"):
-        if "nodes:" in path.read_text(encoding="utf-8"):
-            check_outline(read_pipeline(path))
+    paths = [path for path in CONFIGS.glob("*.yaml") if "nodes:" in path.read_text(encoding="utf-8")]
+    assert paths
+    for path in paths:
+        check_outline(read_pipeline(path))
+
+
+def test_every_kind_has_an_outline() -> None:
+    assert set(OUTLINES) == set(KINDS.values())
 
 
 @pytest.mark.parametrize(

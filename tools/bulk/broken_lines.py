@@ -8,12 +8,12 @@ from typing import Any
 
 _BLANK = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
-_NOT_UTF8 = "�"  # what decoding puts in the place of bytes that are none
+_NOT_UTF8 = "\ufffd"  # what decoding puts in the place of bytes that are none
 
 
 def readable_columns(line: bytes) -> dict[str, Any]:
     """Those of the outermost object that are whole: a comma or the end of the object follows. None of bytes
-    that are not UTF-8, and none of a line that is not an object at all."""
+    that are not UTF-8 (nor of U+FFFD itself), and none of a line that is not an object at all."""
     text = line.decode(errors="replace")
     found: dict[str, Any] = {}
     try:
@@ -26,6 +26,8 @@ def readable_columns(line: bytes) -> dict[str, Any]:
             at = _expect(text, at, ",}")
             if isinstance(key, str) and _NOT_UTF8 not in text[begin:end]:
                 found[key] = value
+            if "}" in text[end:at]:
+                return found
     except (ValueError, RecursionError):  # here it breaks, or ends
         return found
 

@@ -4,8 +4,8 @@
     keys[layer, slot], values[layer, slot] = k, v
     out = beam_attention(q, k, v)
 
-Half as many kernels as by kept_rotary and beam_attention, and queries do not go through memory. The operator
-writes to arguments and stays opaque to a compiler; kept_rotary.py says why it takes whole buffers.
+Half as many kernels as by kept_rotary and beam_attention; rotated queries wait where their answers will be.
+It writes to arguments and stays opaque to a compiler; kept_rotary.py says why it takes whole buffers.
 """
 
 import torch
