@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from threading import Lock
 
@@ -20,6 +20,8 @@ from engine.prefixes import Saved
 from engine.values import Rows
 
 logger = logging.getLogger(__name__)
+
+FAILED = "node %r failed; its %d requests fail with it"
 
 
 class _RequestState:
@@ -83,16 +85,42 @@ class Execution:
 
     def _run(self, name: str, node: Node) -> None:
         requests = [request for request in self._requests if self._admit(request, name, node)]
-        if requests:
-            started = time.perf_counter()
-            try:
-                self._collect(name, node, requests)
-            except Exception as error:  # a node's bug must not take the worker along
-                logger.exception("node %r failed; its %d requests fail with it", name, len(requests))
-                self._fail(requests, NodeError(f"node {name!r} failed: {type(error).__name__}"))
-            if node.is_model:
-                with self._lock:
-                    self._gpu_s += time.perf_counter() - started
+        if not requests:
+            self._finish(name)
+            return
+        started, sources = time.perf_counter(), self._graph.inputs[name]
+        inputs = [tuple(request.values[source] for source in sources) for request in requests]
+        if node.finisher is None:
+            self._complete(name, requests, started, lambda: node.run(inputs))
+            return
+        try:
+            rest = node.begin(inputs)
+        except Exception as error:
+            logger.exception(FAILED, name, len(requests))
+            self._fail_with(name, requests, error)
+            self._finish(name)
+            return
+        try:
+            node.finisher.submit(self._complete, name, requests, started, rest)
+        except RuntimeError:  # it has been shut down: then here
+            self._complete(name, requests, started, rest)
+
+    def _complete(
+        self,
+        name: str,
+        requests: Sequence[_RequestState],
+        started: float,
+        values: Callable[[], Sequence[object]],
+    ) -> None:
+        node = self._graph.nodes[name]
+        try:
+            self._collect(name, node, requests, values())
+        except Exception as error:  # a node's bug must not take the worker along
+            logger.exception(FAILED, name, len(requests))
+            self._fail_with(name, requests, error)
+        if node.is_model:
+            with self._lock:
+                self._gpu_s += time.perf_counter() - started
         self._finish(name)
 
     def _admit(self, request: _RequestState, name: str, node: Node) -> bool:
@@ -111,9 +139,9 @@ class Execution:
                 request.model_runs += 1
             return request.alive
 
-    def _collect(self, name: str, node: Node, requests: Sequence[_RequestState]) -> None:
-        sources = self._graph.inputs[name]
-        values = node.run([tuple(request.values[source] for source in sources) for request in requests])
+    def _collect(
+        self, name: str, node: Node, requests: Sequence[_RequestState], values: Sequence[object]
+    ) -> None:
         if len(values) != len(requests):
             raise ValueError(f"{len(values)} values for {len(requests)} requests")
         for request, given in zip(requests, values, strict=True):
@@ -130,6 +158,9 @@ class Execution:
                 request.values[name] = value
                 if request.prepared.observe is not None:
                     request.prepared.observe(name, value)
+
+    def _fail_with(self, name: str, requests: Sequence[_RequestState], error: Exception) -> None:
+        self._fail(requests, NodeError(f"node {name!r} failed: {type(error).__name__}"))
 
     def _fail(self, requests: Sequence[_RequestState], error: Exception) -> None:
         with self._lock:

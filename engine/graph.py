@@ -102,6 +102,7 @@ class Node(ABC):
     is_model: ClassVar[bool] = False  # launches a model: dropped requests must not reach it, runs are counted
 
     executor: Executor | None = None
+    finisher: Executor | None = None  # of a node that runs in two parts: where the second does, see `begin`
     capacity: Capacity | None = None  # of a model node: how large its batches may be
     cost: Cost | None = None  # of a model node: what its batches take, where that was measured
     model: Model | None = None
@@ -115,6 +116,12 @@ class Node(ABC):
     @abstractmethod
     def run(self, requests: Sequence[tuple[Any, ...]]) -> Sequence[object]:
         """One tuple of input values a request -> one value of type `produces` (or an exception) a request."""
+
+    def begin(self, requests: Sequence[tuple[Any, ...]]) -> Callable[[], Sequence[object]]:
+        """`run` in two parts, of a node with a `finisher`: what must be done on the executor's thread; and
+        the rest, for a thread of the finisher. That is called once, and may raise as `run` may."""
+        values = self.run(requests)
+        return lambda: values
 
     def demand(self, inputs: tuple[Any, ...]) -> Demand | None:
         """Of a model: what a request with these values takes of its batch; None: its own tokens and samples.

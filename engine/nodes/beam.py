@@ -6,12 +6,10 @@ Runs on a lane's thread of the artifact. A request may ask for less than the pip
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from engine.beam.catalogue import ItemCatalogue
@@ -20,39 +18,21 @@ from engine.beam.items import ItemRules
 from engine.beam.legal import LegalProvider, LegalSet, LegalTensors
 from engine.beam.search import SearchPlan
 from engine.demand import Demand
-from engine.errors import ConfigError, InputError, NodeError
+from engine.errors import InputError, NodeError
 from engine.graph import Capacity, Model, Node, NodeContext
+from engine.nodes.beam_options import (
+    Asked,
+    BeamOptions,
+    check_bounds,
+    check_slices,
+    find_end_tokens,
+    read_asked,
+)
 from engine.nodes.tokens_of_model import TokenCheck
-from engine.options import Options
 from engine.packed import PackedBatch, pack
 from engine.runtime.beam_buckets import SearchSizes
-from engine.runtime.beam_lanes import BeamLanes
 from engine.runtime.legal_slots import LegalSlots, StaleLegalError
-from engine.store import OpenedArtifact
 from engine.values import Beams, SampleBeams, Tokens
-
-
-class BeamOptions(Options):
-    """width: beams a prompt. steps: decode steps; a sequence has one token more. eos: whether an end token
-    finishes a beam; end_tokens: which they are, the tokenizer's own where they are left out. slices: [start,
-    stop) of the vocabulary for each token of a sequence. items: a file of the only sequences there may be."""
-
-    artifact: str
-    width: int = Field(ge=1)
-    steps: int = Field(ge=1)
-    eos: Literal["fixed", "finish"] = "fixed"
-    end_tokens: list[int] | None = Field(default=None, min_length=1)
-    slices: list[list[int]] | None = None
-    normalize: Literal["none", "length"] = "none"
-    items: str | None = None
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a request's own options ask for."""
-
-    width: int
-    top_n: int | None
 
 
 class Beam(Node):
@@ -67,11 +47,11 @@ class Beam(Node):
         opened = context.artifacts.get(options.artifact)
         self._check_tokens = TokenCheck(options.artifact, opened, context)
         self._lanes = context.artifacts.get_beams(options.artifact)
-        _check_bounds(options, context, self._lanes)
+        check_bounds(options, context, self._lanes)
         self._width, self._by_length = options.width, options.normalize == "length"
         vocab_size = int(opened.artifact.manifest.architecture["vocab_size"])
-        ends = _end_tokens(options, opened, vocab_size)
-        self._plan = SearchPlan(options.steps, ends, _slices(options, vocab_size))
+        ends = find_end_tokens(options, opened, vocab_size)
+        self._plan = SearchPlan(options.steps, ends, check_slices(options, vocab_size))
         self._tokenizer = None
         if opened.vocabulary is not None:
             self._tokenizer = opened.artifact.tokenizer.backend_tokenizer
@@ -83,7 +63,7 @@ class Beam(Node):
             rules = ItemRules(options.steps + 1, vocab_size, ends or (), opened.vocabulary)
             self._catalogue = ItemCatalogue(context.directory / options.items, rules, place=self._place)
             self._legal = self._current_items
-        self.executor = opened.lanes.executor
+        self.executor, self.finisher = opened.lanes.executor, self._lanes.finisher
         self.model = Model(opened.artifact.name, opened.artifact.digest)
         built, longest = opened.artifact.bounds, context.bounds.tokens_per_sample
         prompts = min(built.samples, self._lanes.bounds.prompts)
@@ -95,6 +75,9 @@ class Beam(Node):
         self._asked(options)
 
     def run(self, requests: Sequence[tuple[Any, ...]]) -> Sequence[object]:
+        return self.begin(requests)()
+
+    def begin(self, requests: Sequence[tuple[Any, ...]]) -> Callable[[], Sequence[object]]:
         results: list[object] = [self._check_tokens(tokens) for (tokens,) in requests]
         asked: dict[int, Asked] = {}
         for index, (tokens,) in enumerate(requests):
@@ -103,10 +86,14 @@ class Beam(Node):
                     asked[index] = self._asked(tokens.options)
             except InputError as error:
                 results[index] = error
-        if asked:
-            tokens = [requests[index][0] for index in asked]
-            widths = [each.width for index, each in asked.items() for _ in requests[index][0].ids]
-            legal, found = self._search(pack([ids for each in tokens for ids in each.ids]), widths)
+        if not asked:
+            return lambda: results
+        tokens = [requests[index][0] for index in asked]
+        widths = [each.width for index, each in asked.items() for _ in requests[index][0].ids]
+        legal, finish = self._begin(pack([ids for each in tokens for ids in each.ids]), widths)
+
+        def rest() -> Sequence[object]:
+            found = finish()
             samples, failed, start = self._samples(found), found.failed.tolist(), 0
             for index, each in zip(asked, tokens, strict=True):
                 stop = start + len(each.ids)
@@ -115,7 +102,9 @@ class Beam(Node):
                 else:
                     results[index] = self._value(samples[start:stop], legal, asked[index].top_n)
                 start = stop
-        return results
+            return results
+
+        return rest
 
     def demand(self, inputs: tuple[Any, ...]) -> Demand:
         (tokens,) = inputs
@@ -125,13 +114,15 @@ class Beam(Node):
     def counters(self) -> Mapping[str, int]:
         return {} if self._catalogue is None else self._catalogue.counters()
 
-    def _search(self, packed: PackedBatch, widths: list[int]) -> tuple[LegalSet | None, Frontier]:
-        """What was found, and the one version of the items that was searched."""
+    def _begin(
+        self, packed: PackedBatch, widths: list[int]
+    ) -> tuple[LegalSet | None, Callable[[], Frontier]]:
+        """What waits for the results, and the one version of the items that is searched."""
         while True:
             legal = None if self._legal is None else self._legal()
             try:
                 tensors = None if legal is None else legal.tensors
-                return legal, self._lanes.search(packed, widths, self._plan, tensors)
+                return legal, self._lanes.begin(packed, widths, self._plan, tensors)
             except StaleLegalError:  # replaced since: there is a newer one
                 continue
 
@@ -141,16 +132,14 @@ class Beam(Node):
         self._lanes.release(self._slots)
 
     def _asked(self, options: Mapping[str, object]) -> Asked:
-        """InputError names the option and quotes its value."""
-        width, top_n = (_count(options, key, self._width) for key in ("width", "top_n"))
-        return Asked(self._width if width is None else width, top_n)
+        return read_asked(options, self._width)
 
     def _value(self, beams: Sequence[SampleBeams], legal: LegalSet | None, top_n: int | None) -> Beams:
         return Beams(tuple(beams), legal, None if self._tokenizer is None else self._decode, top_n)
 
     def _samples(self, found: Frontier) -> list[SampleBeams]:
-        """The live beams of each prompt: dead ones come last. A lane's next batch waits for this, so columns
-        are cut into prompts at once."""
+        """The live beams of each prompt: dead ones come last. Columns are cut into prompts at once, as this
+        holds the interpreter."""
         width = found.scores.shape[1]
         closed = torch.zeros_like(found.scores, dtype=torch.bool) if found.closed is None else found.closed
         given = (found.tokens, found.lengths, found.scores, closed, found.nodes)
@@ -192,56 +181,3 @@ def _by_mean(token_ids: Tensor, lengths: Tensor, scores: Tensor, *more: Tensor) 
     means = scores / lengths
     order = means.argsort(descending=True, stable=True)
     return tuple(column[order] for column in (token_ids, lengths, means, *more))
-
-
-def _count(options: Mapping[str, object], key: str, most: int) -> int | None:
-    value = options.get(key)
-    if value is None:
-        return None
-    if isinstance(value, float) and value.is_integer():  # of languages that have no other numbers
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        reason = f"must be a whole number from 1 to {most}"
-        raise InputError("invalid", f"options.{key} = {options[key]!r}: {reason}", f"options.{key}")
-    if value > most:
-        raise InputError("too_large", f"options.{key} = {value}: at most {most}", f"options.{key}")
-    return value
-
-
-def _check_bounds(options: BeamOptions, context: NodeContext, lanes: BeamLanes) -> None:
-    built = f"artifact {options.artifact!r} was built for at most"
-    for key, most in (("width", lanes.bounds.width), ("steps", lanes.bounds.steps)):
-        if getattr(options, key) > most:
-            raise ConfigError(key, getattr(options, key), f"{built} {most}; lower it, or build with more")
-    if context.bounds.samples > lanes.bounds.prompts:
-        reason = f"{built} {lanes.bounds.prompts} prompts a batch; lower it, or build with more"
-        raise ConfigError("bounds.samples", context.bounds.samples, reason)
-
-
-def _end_tokens(options: BeamOptions, opened: OpenedArtifact, vocab_size: int) -> tuple[int, ...] | None:
-    if options.eos == "fixed":
-        if options.end_tokens is not None:
-            raise ConfigError("end_tokens", options.end_tokens, "is for eos: finish")
-        return None
-    if options.end_tokens is not None:
-        for token in options.end_tokens:
-            if not 0 <= token < vocab_size:
-                raise ConfigError("end_tokens", token, f"is outside the vocabulary of {vocab_size}")
-        return tuple(options.end_tokens)
-    own = None if opened.vocabulary is None else opened.artifact.tokenizer.eos_token_id
-    if own is None:
-        raise ConfigError("eos", options.eos, "the tokenizer names no end token; give end_tokens")
-    return (int(own),)
-
-
-def _slices(options: BeamOptions, vocab_size: int) -> tuple[tuple[int, int], ...] | None:
-    if options.slices is None:
-        return None
-    if len(options.slices) != options.steps + 1:
-        reason = f"a sequence has {options.steps + 1} tokens, and each needs its [start, stop)"
-        raise ConfigError("slices", options.slices, reason)
-    for place, pair in enumerate(options.slices):
-        if len(pair) != 2 or not 0 <= pair[0] < pair[1] <= vocab_size:
-            reason = f"must be [start, stop) within the vocabulary of {vocab_size}"
-            raise ConfigError(f"slices.{place}", pair, reason)
-    return tuple((start, stop) for start, stop in options.slices)

@@ -4,6 +4,10 @@ A graph holds the whole search: the prompts' package, the first expansion, every
 and what gathers the results. It is kernels alone, one after the other, which a driver launches in one go: the
 copy from pinned memory before it and the one to pinned memory after it are enqueued beside it. Capturing and
 launching happen on the lane's own thread; Python, the packages' operations included, runs at capture alone.
+
+A lane may take its next batch HEAD_START_S before the last one ends on the device: as long as it takes to
+form a batch, fill it in and enqueue it. No sooner, as requests that come meanwhile would miss it; no later,
+as the device would wait. A graph's time is learned as it serves; before that, a lane waits for its end.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import torch
@@ -23,8 +28,11 @@ from engine.beam.search import Head, SearchPlan, search
 from engine.packed import PackedBatch
 from engine.runtime.beam_buckets import TOKEN_STEP, BeamBucket
 from engine.runtime.beam_transfer import BeamInputs, HostInputs, HostResults, gather_results
-from engine.runtime.capture import Capture, pinned_like
+from engine.runtime.capture import Capture
 from engine.runtime.graph_lane import GraphLane
+from engine.runtime.pending_search import CapturedSearch, Ends, HostSide, PendingSearch
+
+HEAD_START_S = 0.6e-3  # filling in and enqueuing take half of it, waking up the rest
 
 
 @dataclass(frozen=True)
@@ -36,37 +44,20 @@ class SearchKey:
     bucket: BeamBucket
 
 
-@dataclass(frozen=True)
-class CapturedSearch:
-    """A graph and the memory around it: pinned on the host, and what the graph reads and writes."""
-
-    graph: torch.cuda.CUDAGraph
-    inputs: HostInputs
-    results: HostResults
-    to_device: tuple[Tensor, Tensor]  # target and source, as in `copy_`
-    to_host: tuple[Tensor, Tensor]
-
-    def enqueue(self) -> None:
-        """Everything of the batch that was filled in, on the current stream."""
-        target, source = self.to_device
-        target.copy_(source, non_blocking=True)
-        self.graph.replay()
-        target, source = self.to_host
-        target.copy_(source, non_blocking=True)
-
-
 class BeamGraphLane:
     """`lane` gives the stream and the memory; what is searched with lies in `cache`."""
 
     def __init__(self, lane: GraphLane, cache: KeptCache, device: torch.device) -> None:
         self._lane, self._cache, self._device = lane, cache, device
-        self._host = torch.empty(0, dtype=torch.uint8, pin_memory=True)
+        self._sides = HostSide(), HostSide()
+        self._place = 0  # of the side that the next batch takes
+        self._before: PendingSearch | None = None  # the last launch but one
+        self._last: PendingSearch | None = None
         self._inputs = torch.empty(0, dtype=torch.uint8, device=device)
         self._ends: dict[
             tuple[int, ...], Tensor
         ] = {}  # end tokens on the device, kept for graphs that read them
         self._graphs: dict[SearchKey, CapturedSearch] = {}
-        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     @property
     def num_graphs(self) -> int:
@@ -75,37 +66,35 @@ class BeamGraphLane:
     def reserve(self, buckets: Sequence[BeamBucket]) -> None:
         """Input memory for the largest of them; graphs that were captured keep what they read."""
         wanted = max(BeamInputs.num_bytes(bucket) for bucket in buckets)
-        if wanted > len(self._host):
-            self._host = torch.zeros(wanted, dtype=torch.uint8, pin_memory=True)
-            self._inputs = torch.zeros_like(self._host, device=self._device)
+        if wanted > len(self._inputs):
+            self._inputs = torch.zeros(wanted, dtype=torch.uint8, device=self._device)
+            for side in self._sides:
+                side.inputs = torch.zeros(wanted, dtype=torch.uint8, pin_memory=True)
 
     def capture(self, key: SearchKey, head: Head, legal: LegalTensors | None) -> None:
         """One graph, after one run of the same: libraries choose and load kernels by size, which a capture
         does not allow. Replaces the key's graph where there is one."""
         bucket, stream = key.bucket, self._lane.stream
+        stream.synchronize()  # a batch may not have been copied yet from where this writes
         size = BeamInputs.num_bytes(bucket)
-        to_device = self._inputs[:size], self._host[:size]
-        inputs = BeamInputs.over(self._host, bucket)
-        for x in (inputs.input_ids, inputs.positions):
-            x.zero_()
-        # Tokens a prompt: no more than a prompt may have, so without what pads the bucket.
-        each = max(1, (bucket.tokens - TOKEN_STEP) // bucket.segments - 1)
-        inputs.cu_seqlens.copy_(torch.arange(bucket.segments + 1) * each)
-        inputs.widths.fill_(bucket.width)
+        to_device = self._inputs[:size], self._sides[0].inputs[:size]
+        _fill_evenly(BeamInputs.over(to_device[1], bucket), bucket)
         with torch.cuda.stream(stream), torch.no_grad():
             to_device[0].copy_(to_device[1], non_blocking=True)
             found = self._search(key, head, legal)
             columns: dict[str, Any] = {n: None if x is None else x.to("meta") for n, x in vars(found).items()}
-            host = pinned_like(gather_results(found))
+            num_bytes = gather_results(found).nbytes
             del found  # its memory is the graph's, too
             stream.synchronize()
             with Capture(self._lane.memory, stream) as graph:
                 gathered = gather_results(self._search(key, head, legal))
-        results = HostResults(host, Frontier(**columns))
-        self._graphs[key] = CapturedSearch(graph, HostInputs(inputs), results, to_device, (host, gathered))
+        ends = [self._ends_at(side, bucket, num_bytes, Frontier(**columns)) for side in self._sides]
+        self._graphs[key] = CapturedSearch(graph, to_device[0], gathered, ends)
 
     def drop(self, place: int) -> None:
-        """The graphs over one pipeline's legal sequences."""
+        """The graphs over one pipeline's legal sequences; waits for what was launched."""
+        self._lane.stream.synchronize()
+        self._before = self._last = None
         self._graphs = {
             key: graph for key, graph in self._graphs.items() if key.place is None or key.place[0] != place
         }
@@ -113,18 +102,52 @@ class BeamGraphLane:
     def find(self, key: SearchKey) -> CapturedSearch | None:
         return self._graphs.get(key)
 
-    def launch(self, captured: CapturedSearch, packed: PackedBatch, widths: Sequence[int]) -> None:
-        """Everything of one batch is enqueued; its results are there after `wait`. On the lane's thread,
-        whose current stream is the lane's."""
-        began = time.thread_time()
-        captured.inputs.fill(packed, widths)
-        self._lane.meter.note(time.thread_time() - began)
-        captured.enqueue()
-        self._done.record(self._lane.stream)
+    def launch(
+        self,
+        captured: CapturedSearch,
+        packed: PackedBatch,
+        widths: Sequence[int],
+        width: int,
+        launching: Lock,
+    ) -> PendingSearch:
+        """Everything of one batch is enqueued, under the lock `launching`; results have `width` beams. On the
+        lane's thread, whose current stream is the lane's."""
+        ends, place = captured.ends[self._place], self._place
+        ends.side.take()
+        try:
+            began = time.thread_time()
+            ends.inputs.fill(packed, widths)
+            self._lane.meter.note(time.thread_time() - began)
+            with launching:
+                ends.side.begun.record(self._lane.stream)
+                captured.enqueue(place)
+                ends.side.done.record(self._lane.stream)
+        except BaseException:
+            ends.side.give_back()
+            raise
+        self._place = 1 - place
+        self._before, self._last = self._last, PendingSearch(captured, ends, packed.num_samples, width)
+        return self._last
 
-    def wait(self) -> None:
-        """Until the last launch's results are there; does not hold the interpreter lock."""
-        self._done.synchronize()
+    def wait_turn(self) -> None:
+        """Until the last launch is about to end, on the lane's thread; does not hold the interpreter lock."""
+        if self._last is None:
+            return
+        if self._before is not None:
+            self._before.wait()  # what was enqueued behind it begins now
+        expected_s = self._last.captured.expected_s
+        if expected_s is None:
+            self._last.wait()
+        elif expected_s > HEAD_START_S:
+            time.sleep(expected_s - HEAD_START_S)
+
+    def _ends_at(self, side: HostSide, bucket: BeamBucket, num_bytes: int, like: Frontier) -> Ends:
+        """Room for results is made where there is too little; earlier graphs keep theirs."""
+        if num_bytes > len(side.results):
+            side.results = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        source, target = side.inputs[: BeamInputs.num_bytes(bucket)], side.results[:num_bytes]
+        inputs = HostInputs(BeamInputs.over(side.inputs, bucket))
+        return Ends(side, inputs, source, target, HostResults(target, like))
 
     def _search(self, key: SearchKey, head: Head, legal: LegalTensors | None) -> Frontier:
         bucket = key.bucket
@@ -140,3 +163,13 @@ class BeamGraphLane:
         if plan.end_tokens not in self._ends:
             self._ends[plan.end_tokens] = torch.tensor(plan.end_tokens, device=self._device)
         return self._ends[plan.end_tokens]
+
+
+def _fill_evenly(inputs: BeamInputs, bucket: BeamBucket) -> None:
+    """Any prompts that the bucket holds."""
+    for x in (inputs.input_ids, inputs.positions):
+        x.zero_()
+    # Tokens a prompt: no more than a prompt may have, so without what pads the bucket.
+    each = max(1, (bucket.tokens - TOKEN_STEP) // bucket.segments - 1)
+    inputs.cu_seqlens.copy_(torch.arange(bucket.segments + 1) * each)
+    inputs.widths.fill_(bucket.width)

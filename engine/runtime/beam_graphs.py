@@ -3,13 +3,17 @@
 Launches are made one at a time under the pool's lock, as its other graphs are. A search that no graph holds
 is launched operation by operation, and counted. Items are searched in places of a fixed capacity
 (legal_slots).
+
+A search has two parts (`begin`): when its graph is about to end, the lane's thread takes the next batch,
+while another one waits for the results and spreads them.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import Executor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -122,11 +126,40 @@ class GraphBeamLanes(BeamLanes):
         legal: LegalTensors | None = None,
     ) -> Frontier:
         """See BeamLanes; StaleLegalError where `legal` is being replaced."""
+        return self.begin(packed, widths, plan, legal)()
+
+    def begin(
+        self,
+        packed: PackedBatch,
+        widths: Sequence[int],
+        plan: SearchPlan,
+        legal: LegalTensors | None = None,
+    ) -> Callable[[], Frontier]:
+        """See BeamLanes; StaleLegalError where `legal` is being replaced."""
         self._check(packed, widths, plan)
-        if isinstance(legal, PlacedLegal):
-            with legal.slots.use(legal):
-                return self._launch(packed, widths, plan, legal)
-        return self._launch(packed, widths, plan, legal)
+        lane, width = self.this_lane, max(LEAST_ROWS, *widths)
+        with ExitStack() as held:
+            if isinstance(legal, PlacedLegal):
+                held.enter_context(legal.slots.use(legal))
+            key = self.key(packed, widths, plan, legal)
+            captured = None if key is None else lane.find(key)
+            if captured is None:
+                self._fallbacks += 1
+                found = super().search(packed, widths, plan, legal)
+                return lambda: found
+            pending = lane.launch(captured, packed, widths, width, self.pool.launching)
+            using = held.pop_all()  # until the results are there
+        lane.wait_turn()
+
+        def finish() -> Frontier:
+            with using:
+                return pending.result()
+
+        return finish
+
+    @property
+    def finisher(self) -> Executor:
+        return self.pool.finisher
 
     def key(
         self, packed: PackedBatch, widths: Sequence[int], plan: SearchPlan, legal: LegalTensors | None
@@ -161,26 +194,13 @@ class GraphBeamLanes(BeamLanes):
         captured = self.this_lane.find(key)
         if captured is None:
             raise ValueError(f"{key}: was not captured")
-        captured.inputs.fill(packed, widths)
+        captured.ends[0].inputs.fill(packed, widths)
         return captured.enqueue
 
     @property
     def this_lane(self) -> BeamGraphLane:
         lane: BeamGraphLane = self._mine.graphs
         return lane
-
-    def _launch(
-        self, packed: PackedBatch, widths: Sequence[int], plan: SearchPlan, legal: LegalTensors | None
-    ) -> Frontier:
-        key, lane = self.key(packed, widths, plan, legal), self.this_lane
-        captured = None if key is None else lane.find(key)
-        if captured is None:
-            self._fallbacks += 1
-            return super().search(packed, widths, plan, legal)
-        with self.pool.launching:
-            lane.launch(captured, packed, widths)
-        lane.wait()
-        return captured.results.take(packed.num_samples, max(LEAST_ROWS, *widths))
 
     def _recapture(self, slots: LegalSlots, slot: int) -> None:
         """A graph at a time, so that requests that come meanwhile wait for one, not for all."""

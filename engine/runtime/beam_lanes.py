@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from threading import local
 from typing import Any
@@ -112,6 +113,23 @@ class BeamLanes:
         columns: dict[str, Any] = {"closed": None, "nodes": None}
         columns.update(zip(fields, self.pool.compute(work), strict=True))
         return Frontier(**columns)
+
+    def begin(
+        self,
+        packed: PackedBatch,
+        widths: Sequence[int],
+        plan: SearchPlan,
+        legal: LegalTensors | None = None,
+    ) -> Callable[[], Frontier]:
+        """`search` in two parts, the first on a lane's thread: it returns once the lane may take another
+        batch. What it returns waits for the results; to be called once, on any thread."""
+        found = self.search(packed, widths, plan, legal)
+        return lambda: found
+
+    @property
+    def finisher(self) -> Executor | None:
+        """Where second parts go; None where the first one does all of the work."""
+        return None
 
     def _check(self, packed: PackedBatch, widths: Sequence[int], plan: SearchPlan) -> None:
         self.pool.check(packed)

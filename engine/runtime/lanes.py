@@ -63,6 +63,10 @@ class LanePool:
         self.executor = ThreadPoolExecutor(
             max_workers=lanes, thread_name_prefix=f"lane-{package.parent.name}"
         )
+        # For what is left of a batch when its lane may take the next one; threads start with the first of it.
+        self.finisher = ThreadPoolExecutor(
+            max_workers=lanes, thread_name_prefix=f"finish-{package.parent.name}"
+        )
         self._package, self._weights, self._bounds = package, dict(weights), bounds
         self._vocab_size, self._device, self._threads = vocab_size, device, threads
         self._no_constant = no_constant
@@ -173,6 +177,7 @@ class LanePool:
     def close(self) -> None:
         """Finish what was submitted, then free the runners; idempotent."""
         self.executor.shutdown(wait=True)
+        self.finisher.shutdown(wait=True)
 
     def _load(self, work: Callable[[], T]) -> T:
         """A part of loading: its time counts, its failure ends the lanes."""

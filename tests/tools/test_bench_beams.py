@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from engine.runtime.beam_lanes import BeamLanes
 from engine.runtime.legal_slots import LegalSlots
 from tools.bench import beam_loops
 from tools.bench.beam_engine import BeamSetup, bench_beams, make_setup
-from tools.bench.beam_loops import Load, best_rate, run_closed
+from tools.bench.beam_loops import Lanes, Load, best_rate, run_closed, run_poisson
 from tools.bench.beam_run import BeamLoads, Searched, measure
 from tools.bench.beam_work import count_flops
 from tools.bench.card import Replay, Timing
@@ -34,7 +36,7 @@ class ActedBeams:
     num_graphs = fallbacks = 0
 
     def __init__(self, beams: BeamLanes) -> None:
-        self.pool, self.search = beams.pool, beams.search
+        self.pool, self.search, self.begin = beams.pool, beams.search, beams.begin
         self.prepared: list[tuple[Any, ...]] = []
 
     def prepare(self, *given: Any) -> None:
@@ -90,19 +92,43 @@ def test_the_report(tiny_beam: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     json.dumps(found)
 
 
-def test_loads_keep_their_rates() -> None:
-    """A search of one millisecond a batch; all latencies are at least that."""
-    sizes: list[int] = []
+def make_lanes(sizes: list[int], most: int = 3) -> Lanes:
+    """One lane: batches are computed one after the other, a millisecond each, results half a one later."""
 
-    def search(prompts: Sequence[list[int]]) -> None:
+    def begin(prompts: Sequence[list[int]]) -> Callable[[], None]:
         sizes.append(len(prompts))
         time.sleep(0.001)
+        return lambda: time.sleep(0.0005)
 
-    prompts = [[1], [2]]
-    load = run_closed(search, prompts, 4, most=3, lanes=1, seconds=0.2)
+    return Lanes(ThreadPoolExecutor(1), ThreadPoolExecutor(1), begin, 1, most)
+
+
+def test_a_closed_loop_keeps_its_requests_in_flight() -> None:
+    sizes: list[int] = []
+    load = run_closed(make_lanes(sizes), [[1], [2]], 4, seconds=0.2)
     assert max(sizes) == 3
-    assert load.mean_ms >= 1
+    assert load.mean_ms >= 1.5
     assert load.p99_ms >= load.mean_ms
+    assert load.batch <= 3
+
+
+def test_random_arrivals_are_all_answered() -> None:
+    sizes: list[int] = []
+    load = run_poisson(make_lanes(sizes, 50), [[1], [2]], 500.0, seconds=0.4)
+    assert load.offered == 500
+    assert load.mean_ms >= 1.5
+    assert 100 < sum(sizes) < 300
+
+
+def test_an_error_of_a_batch_ends_a_loop() -> None:
+    lanes = make_lanes([])
+
+    def fail(_: Sequence[list[int]]) -> Callable[[], None]:
+        raise ValueError("acted")
+
+    for begin in (fail, lambda _: lambda: fail([])):
+        with pytest.raises(ValueError, match="acted"):
+            run_closed(dataclasses.replace(lanes, begin=begin), [[1]], 2, seconds=0.01)
 
 
 @pytest.mark.parametrize("first", [120.0, 180.0, 300.0, 3000.0])
@@ -113,7 +139,7 @@ def test_the_best_rate_is_found_from_either_side(first: float, monkeypatch: pyte
         return Load(rate, rate, rate / 10, rate / 5, 1.0)
 
     monkeypatch.setattr(beam_loops, "run_poisson", acted)
-    loads = best_rate(lambda _: None, [], first, most=1, lanes=1, seconds=0.0, mean_ms=20.0)
+    loads = best_rate(make_lanes([]), [], first, seconds=0.0, mean_ms=20.0)
     best = max(each.offered for each in loads if each.mean_ms <= 20)
     assert 200 / 1.05 <= best <= 200
     assert [each.mean_ms > 20 for each in loads[:-1]] == [first > 200] * (len(loads) - 1)

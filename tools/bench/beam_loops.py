@@ -1,7 +1,7 @@
 """Loads on a captured search: requests in flight, or arriving at random, each of one prompt.
 
-One thread a lane takes what waits, up to the largest batch, as soon as its lane is free. Latency counts from
-when a request was due until its results are on the host.
+As a worker serves them: a lane that may take its next batch gets what waits, up to the largest, and another
+thread waits for the results. Latency counts from when a request was due until its results are on the host.
 """
 
 from __future__ import annotations
@@ -11,15 +11,27 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from itertools import count
 from threading import Lock
 
 Prompt = list[int]
-Search = Callable[[Sequence[Prompt]], object]  # blocks until the results are there; one call a lane at once
+Finish = Callable[[], object]  # blocks until the results are there
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """`begin`, on a thread of `executor`, returns when that lane may take its next batch; what comes back
+    goes to `finisher`. `most` requests a batch."""
+
+    executor: Executor
+    finisher: Executor
+    begin: Callable[[Sequence[Prompt]], Finish]
+    count: int
+    most: int
+
+
 WARM_UP = 0.15  # of the time, not counted
-IDLE_S = 20e-6  # between two looks at an empty queue
 LEAST_RATE = 1.0  # arrivals a second below which no rate is looked for
 
 
@@ -34,85 +46,92 @@ class Load:
     batch: float
 
 
-class _Queue:
-    """Requests with the time when they were due. Any thread."""
+class _Server:
+    """Requests that are due, and lanes that may take them. Any thread; the first error ends it."""
 
-    def __init__(self, prompts: Sequence[Prompt]) -> None:
-        self._prompts, self._numbers = prompts, count()
+    def __init__(self, lanes: Lanes, prompts: Sequence[Prompt], *, again: bool) -> None:
+        """`again`: a request is due the moment that one before it is answered."""
+        self._lanes, self._prompts, self._again = lanes, prompts, again
         self._due: deque[tuple[float, Prompt]] = deque()
+        self._num_put, self._num_free, self._open = 0, lanes.count, True
         self._lock = Lock()
+        self._jobs: deque[Future[None]] = deque()
+        self.batches: list[tuple[float, list[float]]] = []  # when each was answered, and its requests' waits
 
-    def put(self, due: float) -> None:
-        self._due.append((due, self._prompts[next(self._numbers) % len(self._prompts)]))
-
-    def take(self, most: int) -> list[tuple[float, Prompt]]:
-        """Those that are due, oldest first."""
-        now, taken = time.perf_counter(), list[tuple[float, Prompt]]()
+    def put(self, due: float, count: int = 1) -> None:
+        """As many requests at once; a free lane takes them."""
         with self._lock:
-            while self._due and len(taken) < most and self._due[0][0] <= now:
-                taken.append(self._due.popleft())
-        return taken
+            for _ in range(count):
+                self._due.append((due, self._prompts[self._num_put % len(self._prompts)]))
+                self._num_put += 1
+        self._fill()
+
+    def close(self) -> None:
+        """What waits is dropped, what runs is waited for."""
+        self._open = False
+        while self._jobs:  # each adds its next before it ends
+            self._jobs.popleft().result()
+
+    def _fill(self) -> None:
+        while True:
+            with self._lock:
+                if not (self._open and self._num_free and self._due):
+                    return
+                self._num_free -= 1
+                taken = [self._due.popleft() for _ in range(min(len(self._due), self._lanes.most))]
+                self._jobs.append(self._lanes.executor.submit(self._begin, taken))
+
+    def _begin(self, taken: list[tuple[float, Prompt]]) -> None:
+        finish = self._lanes.begin([prompt for _, prompt in taken])
+        self._jobs.append(self._lanes.finisher.submit(self._finish, finish, taken))
+        with self._lock:
+            self._num_free += 1
+        self._fill()
+
+    def _finish(self, finish: Finish, taken: list[tuple[float, Prompt]]) -> None:
+        finish()
+        now = time.perf_counter()
+        self.batches.append((now, [now - due for due, _ in taken]))
+        if self._again:
+            self.put(now, len(taken))
 
 
-def run_closed(
-    search: Search, prompts: Sequence[Prompt], in_flight: int, *, most: int, lanes: int, seconds: float
-) -> Load:
+def run_closed(lanes: Lanes, prompts: Sequence[Prompt], in_flight: int, *, seconds: float) -> Load:
     """A request is due the moment that one before it is answered."""
-    queue = _Queue(prompts)
-    for _ in range(in_flight):
-        queue.put(time.perf_counter())
-    return _serve(search, queue, float(in_flight), most, lanes, seconds, again=True)
+    server, began = _Server(lanes, prompts, again=True), time.perf_counter()
+    server.put(began, in_flight)
+    time.sleep(seconds)
+    server.close()
+    return _count(server.batches, float(in_flight), began + WARM_UP * seconds)
 
 
-def run_poisson(
-    search: Search, prompts: Sequence[Prompt], rate: float, *, most: int, lanes: int, seconds: float
-) -> Load:
+def run_poisson(lanes: Lanes, prompts: Sequence[Prompt], rate: float, *, seconds: float) -> Load:
     """`rate` requests a second on average, whatever the answers do."""
-    queue, draws, due = _Queue(prompts), random.Random(3), time.perf_counter() + 0.01
-    end = due + seconds
-    while due < end:
-        queue.put(due)
-        due += draws.expovariate(rate)
-    return _serve(search, queue, rate, most, lanes, seconds, again=False)
+    server, draws, began = _Server(lanes, prompts, again=False), random.Random(3), time.perf_counter()
+    due = began
+    while (due := due + draws.expovariate(rate)) < began + seconds:
+        time.sleep(max(0.0, due - time.perf_counter()))
+        server.put(due)
+    server.close()
+    return _count(server.batches, rate, began + WARM_UP * seconds)
 
 
 def best_rate(
-    search: Search, prompts: Sequence[Prompt], first: float, *, most: int, lanes: int, seconds: float,
-    mean_ms: float,
-) -> list[Load]:  # fmt: skip
+    lanes: Lanes, prompts: Sequence[Prompt], first: float, *, seconds: float, mean_ms: float
+) -> list[Load]:
     """Loads at rates a twentieth apart: from `first` up to one of a longer mean latency, or, where that one's
     is longer already, down to one of a shorter."""
-    loads = [run_poisson(search, prompts, first, most=most, lanes=lanes, seconds=seconds)]
+    loads = [run_poisson(lanes, prompts, first, seconds=seconds)]
     over, rate = loads[0].mean_ms > mean_ms, first
     while (loads[-1].mean_ms > mean_ms) == over and rate > LEAST_RATE:
         rate *= 1 / 1.05 if over else 1.05
-        loads.append(run_poisson(search, prompts, rate, most=most, lanes=lanes, seconds=seconds))
+        loads.append(run_poisson(lanes, prompts, rate, seconds=seconds))
     return loads
 
 
-def _serve(
-    search: Search, queue: _Queue, offered: float, most: int, lanes: int, seconds: float, *, again: bool
-) -> Load:
-    began = time.perf_counter()
-    stop, warm = began + seconds, began + WARM_UP * seconds
-
-    def work() -> list[tuple[float, list[float]]]:
-        batches = []
-        while time.perf_counter() < stop:
-            if not (taken := queue.take(most)):
-                time.sleep(IDLE_S)
-                continue
-            search([prompt for _, prompt in taken])
-            now = time.perf_counter()
-            batches.append((now, [now - due for due, _ in taken]))
-            for _ in taken if again else ():
-                queue.put(now)
-        return batches
-
-    with ThreadPoolExecutor(lanes) as threads:
-        done = sorted(
-            batch for each in [threads.submit(work) for _ in range(lanes)] for batch in each.result()
-        )
+def _count(batches: list[tuple[float, list[float]]], offered: float, warm: float) -> Load:
+    """Of the batches that were answered after `warm`."""
+    done = sorted(batches)
     counted = [batch for batch in done if batch[0] >= warm] or done[-1:]
     waits = sorted(wait for _, each in counted for wait in each)
     spent = counted[-1][0] - counted[0][0]

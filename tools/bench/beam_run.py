@@ -10,20 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from engine.beam.frontier import Frontier
 from engine.beam.legal import LegalTensors
 from engine.beam.search import SearchPlan
-from engine.beam.trie import compile_trie
 from engine.models.architecture import Architecture
 from engine.packed import pack
 from engine.runtime.beam_buckets import BeamBuckets, SearchSizes, make_beam_buckets
 from engine.runtime.beam_graphs import GraphBeamLanes
 from engine.runtime.legal_slots import LegalSlots, PlacedLegal
-from tools.bench.beam_loops import Load, best_rate, run_closed
-from tools.bench.beam_work import MIXES, count_flops, draw_prompts
+from tools.bench.beam_loops import Finish, Lanes, Load, Prompt, best_rate, run_closed
+from tools.bench.beam_work import MIXES, count_flops, draw_items, draw_prompts
 from tools.bench.card import Card
 from tools.bench.kernel_classes import shares
 
@@ -155,16 +153,16 @@ class MixTimer:
 
     def load(self, line: Say) -> dict[str, Any]:
         """Closed loops, then random arrivals up to where the mean is too long."""
-        loads, how = self.loads, self._how()
+        loads, lanes, how = self.loads, self._lanes(), {"seconds": self.loads.seconds}
         closed = []
         for count in loads.in_flight:
-            closed.append(run_closed(self.search, self.prompts, count, **how))
+            closed.append(run_closed(lanes, self.prompts, count, **how))
             line(f"{self.mix}: {count} in flight: {_told(closed[-1])}")
         found: dict[str, Any] = {"closed": [asdict(each) for each in closed], "best_closed": _best(closed)}
         line(f"{self.mix}: closed loop, best with mean < {MEAN_MS:g} ms: {found['best_closed']}")
         if loads.poisson and found["best_closed"]:
             first = FIRST_RATE * found["best_closed"]["requests_per_s"]
-            arrivals = best_rate(self.search, self.prompts, first, mean_ms=MEAN_MS, **how)
+            arrivals = best_rate(lanes, self.prompts, first, mean_ms=MEAN_MS, **how)
             for each in arrivals:
                 line(f"{self.mix}: {each.offered:.0f}/s at random: {_told(each)}")
             found |= {"poisson": [asdict(each) for each in arrivals], "best_poisson": _best(arrivals)}
@@ -184,9 +182,13 @@ class MixTimer:
             line(f"{self.mix}: {count} requests: {sum(times.values()) / 1e3:.2f} ms in kernels: {told}")
         return row
 
-    def _how(self) -> dict[str, Any]:
-        lanes = self.what.beams.pool.num_lanes
-        return {"most": self.loads.prompts, "lanes": lanes, "seconds": self.loads.seconds}
+    def _lanes(self) -> Lanes:
+        pool, width = self.what.beams.pool, self.loads.width
+
+        def begin(prompts: Sequence[Prompt]) -> Finish:
+            return self.what.beams.begin(pack(prompts), [width] * len(prompts), self.plan, self.legal)
+
+        return Lanes(pool.executor, pool.finisher, begin, pool.num_lanes, self.loads.prompts)
 
     def _hold(self, prompts: Sequence[list[int]]) -> Callable[[], None]:
         beams = self.what.beams
@@ -217,14 +219,6 @@ def time_items(what: Searched, loads: BeamLoads, timer: MixTimer, line: Say) -> 
     rows = [timer.time(count, line) for count in loads.requests]
     timer.legal = None
     return {"count": loads.items, "bytes": size, "illegal": illegal, "graphs": rows}
-
-
-def draw_items(count: int, length: int, vocab_size: int) -> LegalTensors:
-    """Random sequences of semantic ids: each level has a range of the vocabulary of its own."""
-    codes = min(8192, vocab_size // length)
-    drawn = np.random.default_rng(4).integers(0, codes, (count, length), dtype=np.int32)
-    drawn += np.arange(length, dtype=np.int32) * codes
-    return compile_trie(drawn, vocab_size)[0].tensors()
 
 
 def _best(loads: Sequence[Load]) -> dict[str, Any] | None:

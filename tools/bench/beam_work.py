@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
+from engine.beam.legal import LegalTensors
+from engine.beam.trie import compile_trie
 from engine.models.architecture import Architecture
 from tools.bench.mixes import draw_lengths
 from tools.bench.shapes import Work, count_work
@@ -24,6 +27,14 @@ def draw_prompts(mix: str, vocab_size: int, count: int = PROMPTS) -> list[list[i
     generator = torch.Generator().manual_seed(2)
     lengths = draw_lengths(count, *MIXES[mix], generator)
     return [torch.randint(0, vocab_size, (n,), generator=generator).tolist() for n in lengths]
+
+
+def draw_items(count: int, length: int, vocab_size: int) -> LegalTensors:
+    """Random sequences of semantic ids: each level has a range of the vocabulary of its own."""
+    codes = min(8192, vocab_size // length)
+    drawn = np.random.default_rng(4).integers(0, codes, (count, length), dtype=np.int32)
+    drawn += np.arange(length, dtype=np.int32) * codes
+    return compile_trie(drawn, vocab_size)[0].tensors()
 
 
 def count_steps(a: Architecture, lengths: Sequence[int], width: int, steps: int) -> Work:

@@ -1,0 +1,89 @@
+"""A captured search from its launch to its results, in one of the two sets of pinned memory that a lane has.
+
+Two, so that a lane's thread can fill in and enqueue its next batch before another thread has copied the last
+one's results out. A set is taken by the lane's thread and given back by whoever takes the results; a third
+batch waits for the first one's set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from engine.beam.frontier import Frontier
+from engine.runtime.beam_transfer import HostInputs, HostResults
+
+SLOWER = 1.02  # what is expected of a graph rises by so much a run at most, and falls at once
+
+
+class HostSide:
+    """One set: bytes that graphs of all buckets share, and the events around a batch."""
+
+    def __init__(self) -> None:
+        self.inputs, self.results = (torch.empty(0, dtype=torch.uint8, pin_memory=True) for _ in range(2))
+        self.begun, self.done = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        self._taken = Lock()
+
+    def take(self) -> None:
+        """Waits while the results of the batch before are still in it."""
+        self._taken.acquire()
+
+    def give_back(self) -> None:
+        self._taken.release()
+
+
+@dataclass(frozen=True)
+class Ends:
+    """One bucket's views of a side: what a batch fills, and where its results land."""
+
+    side: HostSide
+    inputs: HostInputs
+    source: Tensor
+    target: Tensor
+    results: HostResults
+
+
+class CapturedSearch:
+    """A graph, what it reads and writes on the device, and its memory on the host, twice."""
+
+    def __init__(
+        self, graph: torch.cuda.CUDAGraph, inputs: Tensor, results: Tensor, ends: list[Ends]
+    ) -> None:
+        self.graph, self.ends = graph, ends
+        self._inputs, self._results = inputs, results
+        self.expected_s: float | None = None  # of the device; None before the first run
+
+    def enqueue(self, place: int = 0) -> None:
+        """Everything of the batch that was filled in there, on the current stream."""
+        ends = self.ends[place]
+        self._inputs.copy_(ends.source, non_blocking=True)
+        self.graph.replay()
+        ends.target.copy_(self._results, non_blocking=True)
+
+    def learn(self, seconds: float) -> None:
+        """What one run took: the least is kept, but a device that has become slower is believed in time."""
+        self.expected_s = seconds if self.expected_s is None else min(seconds, self.expected_s * SLOWER)
+
+
+class PendingSearch:
+    """Was launched; has its side until `result`, which is called once, on any thread."""
+
+    def __init__(self, captured: CapturedSearch, ends: Ends, prompts: int, width: int) -> None:
+        self.captured, self.side = captured, ends.side
+        self._results, self._prompts, self._width = ends.results, prompts, width
+
+    def wait(self) -> None:
+        """Until the results are there; does not hold the interpreter lock."""
+        self.side.done.synchronize()
+
+    def result(self) -> Frontier:
+        """A copy of the results once they are there."""
+        try:
+            self.wait()
+            self.captured.learn(1e-3 * self.side.begun.elapsed_time(self.side.done))
+            return self._results.take(self._prompts, self._width)
+        finally:
+            self.side.give_back()

@@ -1,0 +1,96 @@
+"""Two batches of a lane at once: whose memory is whose, and when a lane takes the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+
+import pytest
+import torch
+
+from eager_beams import PLAN, PROMPTS, WIDTH, EagerBeams, items, make_beams, make_model, plain, same
+from engine.beam.frontier import Frontier
+from engine.beam.legal import LegalTensors
+from engine.packed import pack
+from engine.runtime import beam_graph
+from engine.runtime.beam_buckets import BeamBucket, BeamBuckets, SearchSizes
+from engine.runtime.legal_slots import StaleLegalError
+from engine.runtime.pending_search import CapturedSearch
+
+SIZES, FEW = SearchSizes(WIDTH, 4, 20, 64), BeamBuckets([BeamBucket(2, WIDTH, 46)])
+ONE, OTHER, THIRD = [PROMPTS[0]], PROMPTS[1:3], PROMPTS[3:]
+Finish = Callable[[], Frontier]
+
+
+@pytest.fixture
+def beams(acted_cuda: None) -> Iterator[EagerBeams]:
+    del acted_cuda
+    made = make_beams(make_model(), 1)
+    yield made
+    made.pool.close()
+
+
+def begin(
+    beams: EagerBeams, prompts: list[list[int]], legal: LegalTensors | None = None
+) -> Future[Callable[[], Frontier]]:
+    return beams.pool.executor.submit(beams.begin, pack(prompts), [WIDTH] * len(prompts), PLAN, legal)
+
+
+def test_results_wait_while_the_next_batch_is_launched(beams: EagerBeams) -> None:
+    beams.prepare(PLAN, SIZES, None, FEW)
+    wanted = [plain(beams, prompts, [WIDTH] * len(prompts)) for prompts in (ONE, OTHER, THIRD)]
+    first, second = (begin(beams, prompts).result(60) for prompts in (ONE, OTHER))
+    third = begin(beams, THIRD)
+    assert not wait([third], 0.05).done  # there is no third set of memory
+    same(first(), wanted[0])
+    same(third.result(60)(), wanted[2])
+    same(second(), wanted[1])
+    assert beams.fallbacks == 0
+
+
+def test_memory_is_given_back_where_a_batch_fails(beams: EagerBeams, monkeypatch: pytest.MonkeyPatch) -> None:
+    beams.prepare(PLAN, SIZES, None, FEW)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("acted")
+
+    for name in ("enqueue", "learn"):  # at its launch, and when its results are taken
+        with monkeypatch.context() as patch:
+            patch.setattr(CapturedSearch, name, fail)
+            for _ in range(3):
+                job = beams.pool.executor.submit(beams.search, pack(ONE), [WIDTH], PLAN)
+                with pytest.raises(RuntimeError, match="acted"):
+                    job.result(60)
+    same(begin(beams, ONE).result(60)(), plain(beams, ONE, [WIDTH]))
+
+
+def test_items_are_in_use_until_results_are_there(beams: EagerBeams) -> None:
+    slots = beams.make_slots()
+    old = slots.place(items(0, 50), None)
+    beams.prepare(PLAN, SIZES, slots, FEW)
+    finish = begin(beams, ONE, old).result(60)
+    assert slots._users == [1, 0]
+    new = slots.place(items(10, 50), old)
+    found = finish()
+    assert slots._users == [0, 0]
+    same(found, plain(beams, ONE, [WIDTH], PLAN, items(0, 50)))
+    slots.place(items(20, 50), new)
+    with pytest.raises(StaleLegalError):
+        begin(beams, ONE, old).result(60)
+
+
+def test_a_lane_takes_the_next_batch_shortly_before_the_last_one_ends(
+    beams: EagerBeams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beams.prepare(PLAN, SIZES, None, FEW)
+    slept: list[float] = []
+    monkeypatch.setattr(beam_graph.time, "sleep", slept.append)
+    elapsed = iter((20.0, 10.0, 15.0))
+    monkeypatch.setattr(torch.cuda.Event, "elapsed_time", lambda *_: next(elapsed))
+    begin(beams, ONE).result(60)()  # nothing is known yet: waits for the end
+    assert slept == []
+    for _ in range(2):
+        begin(beams, ONE).result(60)()
+    begin(beams, ONE).result(60)
+    ahead = beam_graph.HEAD_START_S
+    assert slept == pytest.approx([0.020 - ahead, 0.010 - ahead, 0.0102 - ahead])
