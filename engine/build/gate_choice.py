@@ -1,14 +1,14 @@
 """Which way a search's gate goes: projection and gate in one kernel, or the library's product and another.
 
-Neither is always faster: measured on the device, at the rows of a few batches' steps and at sizes of the
-prompts' pass, where the library's choice for some is five times as slow a row as for its neighbours (Qwen2.5
-shape, 8 bits, 1,440 to 2,880 rows on an H200). Nothing else may run meanwhile.
+Neither is always faster: batches of a few sizes are measured on the device. Nothing else may run meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from statistics import geometric_mean
 from typing import cast
 
 import torch
@@ -24,7 +24,6 @@ from engine.runtime.capture import Capture
 from engine.runtime.quiet_collector import quiet_collector
 
 REQUESTS = (1, 5, 10, 15, 20)  # of the batches that are compared
-FEWEST_TOKENS, TOKEN_GROWTH = 512, 1.5  # of a prompts' pass: close enough to meet a slow stretch
 RUNS, REPLAYS = 20, 5
 
 
@@ -38,29 +37,28 @@ def choose_gate(
     if device.type != "cuda" or not plan.layers[0].fused_gate_up:
         return plan
     positions = bounds.tokens_per_sample + beam.steps
-    sizes = rows_to_compare(bounds, beam)
-    spent = {}
+    batches = batches_to_compare(bounds, beam)
+    spent: dict[bool, list[float]] = {}
     for fused in (True, False):
         tried = replace(plan, layers=tuple(replace(layer, fused_gate_up=fused) for layer in plan.layers))
         decoder = CudaStepDecoder.from_weights(architecture, prepared, tried, bounds, positions)
         layer = cast(CudaLayer, decoder.layers[0])
-        spent[fused] = sum(_time_us(layer, architecture.hidden_size, rows, device) / rows for rows in sizes)
-    fused = spent[True] <= spent[False]
+        time_us = partial(_time_us, layer, architecture.hidden_size, device=device)
+        spent[fused] = [beam.steps * time_us(rows) + time_us(tokens) for rows, tokens in batches]
+    # A batch of one request counts as much as one of twenty: both are somebody's latency.
+    speed = geometric_mean(apart / one for one, apart in zip(spent[True], spent[False], strict=True))
+    fused, gain = speed >= 1, max(speed, 1 / speed)
     layers = tuple(replace(layer, fused_gate_up=fused) for layer in plan.layers)
     kinds = {True: "in one kernel", False: "apart"}
-    gain = spent[not fused] / spent[fused]
     note = f"beams: projection and gate {kinds[fused]}, {gain:.2f} times as fast as {kinds[not fused]}"
     return replace(plan, layers=layers, notes=(*plan.notes, note))
 
 
-def rows_to_compare(bounds: BatchBounds, beam: BeamBounds) -> tuple[int, ...]:
-    """Of steps and of prompts' passes, ascending."""
-    rows = {min(count, beam.prompts) * max(2, beam.width) for count in REQUESTS}
-    tokens = float(min(FEWEST_TOKENS, bounds.tokens))
-    while tokens <= bounds.tokens:
-        rows.add(int(tokens))
-        tokens *= TOKEN_GROWTH
-    return tuple(sorted(rows))
+def batches_to_compare(bounds: BatchBounds, beam: BeamBounds) -> list[tuple[int, int]]:
+    """Rows of a step, and tokens of prompts half as long as they may be."""
+    counts = sorted({min(count, beam.prompts) for count in REQUESTS})
+    each = max(1, min(bounds.tokens_per_sample, bounds.tokens // max(counts)) // 2)
+    return [(count * max(2, beam.width), max(2, count * each)) for count in counts]
 
 
 def _time_us(layer: CudaLayer, width: int, rows: int, device: torch.device) -> float:

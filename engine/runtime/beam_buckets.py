@@ -34,6 +34,10 @@ class BeamBucket:
         """Of the prompts' pass: a compiled package treats one as special."""
         return max(self.prompts, MIN_SAMPLES)
 
+    def cost(self) -> tuple[int, int, int]:
+        """The smaller, the sooner its graph ends: rows of every step come before tokens of one pass."""
+        return self.width, self.prompts, self.tokens
+
 
 @dataclass(frozen=True)
 class SearchSizes:

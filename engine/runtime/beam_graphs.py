@@ -31,7 +31,7 @@ from engine.beam.kept_cache import KeptCache
 from engine.beam.legal import LegalTensors
 from engine.beam.search import Head, SearchPlan
 from engine.packed import BatchBounds, PackedBatch
-from engine.runtime.beam_buckets import BeamBuckets, SearchSizes, make_beam_buckets
+from engine.runtime.beam_buckets import BeamBucket, BeamBuckets, SearchSizes, make_beam_buckets
 from engine.runtime.beam_graph import BeamGraphLane, SearchKey
 from engine.runtime.beam_lanes import LEAST_ROWS, BeamLanes, Passes
 from engine.runtime.graph_lanes import GraphLanePool
@@ -170,14 +170,11 @@ class GraphBeamLanes(BeamLanes):
             return None
         slots = None if placed is None else placed.slots
         place = None if placed is None else (self._numbers[placed.slots], placed.slot)
-        for prepared in self._prepared.get(slots, ()):
-            if prepared.plan == plan:
-                bucket = prepared.buckets.choose(
-                    packed.num_samples, packed.num_tokens, max(LEAST_ROWS, *widths)
-                )
-                if bucket is not None:
-                    return SearchKey(plan, place, bucket)
-        return None
+        size = packed.num_samples, packed.num_tokens, max(LEAST_ROWS, *widths)
+        every = [each.buckets.choose(*size) for each in self._prepared.get(slots, ()) if each.plan == plan]
+        # Whoever asked for it: two pipelines of one plan may want batches of different kinds.
+        bucket = min(filter(None, every), key=BeamBucket.cost, default=None)
+        return None if bucket is None else SearchKey(plan, place, bucket)
 
     def hold(
         self,

@@ -10,31 +10,32 @@ from torch import Tensor
 from torch.library import wrap_triton
 
 from engine.ops.portable import reference
-from engine.ops.portable.language import cdiv, jit, next_power_of_2, register, tl
+from engine.ops.portable.language import jit, next_power_of_2, register, tl
 from engine.ops.portable.quantised import MODES, Activation, check_mode, empty_quantised
 
 
 @jit
 def _add_rms_norm(
-    x, delta, weight, scale, take, total, out, row_scale, num_rows,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, EPS: tl.constexpr,
-    HAS_DELTA: tl.constexpr, TAKES: tl.constexpr, MODE: tl.constexpr,
+    x, delta, weight, scale, take, total, out, row_scale,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr, HAS_DELTA: tl.constexpr,
+    TAKES: tl.constexpr, MODE: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows a program; BLOCK >= WIDTH columns. The mean is over the unrounded sum."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    column = tl.arange(0, BLOCK)[None, :]
-    inside = (row < num_rows) & (column < WIDTH)
+    """A row a program, which is faster than several at 100 rows (by a quarter) and at 2,000 (a tenth, H200);
+    BLOCK >= WIDTH columns. The mean is over the unrounded sum."""
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
     at = row * WIDTH + column
     source = at
     if TAKES:
-        source = tl.load(take + row, mask=row < num_rows, other=0) * WIDTH + column
+        source = tl.load(take + row) * WIDTH + column
     value = tl.load(x + source, mask=inside, other=0.0).to(tl.float32)
     if HAS_DELTA:
         value += tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_DELTA or TAKES:
         tl.store(total + at, value.to(total.dtype.element_ty), mask=inside)
-    mean = tl.sum(value * value, 1, keep_dims=True) / WIDTH
-    gain = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    mean = tl.sum(value * value, 0) / WIDTH
+    gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     normed = value * tl.rsqrt(mean + EPS) * gain
     if MODE == 0:
         tl.store(out + at, normed.to(out.dtype.element_ty), mask=inside)
@@ -42,10 +43,8 @@ def _add_rms_norm(
         if MODE == 1:
             factor = 1.0 / tl.load(scale)
         else:
-            largest = tl.max(tl.abs(normed), 1, keep_dims=True)
-            token_scale = tl.maximum(largest / 448.0, 1e-12)
-            first = tl.arange(0, 1)[None, :]
-            tl.store(row_scale + row + first, token_scale, mask=row < num_rows)
+            token_scale = tl.maximum(tl.max(tl.abs(normed), 0) / 448.0, 1e-12)
+            tl.store(row_scale + row, token_scale)
             factor = 1.0 / token_scale
         quantised = tl.clamp(normed * factor, -448.0, 448.0)
         tl.store(out + at, quantised.to(out.dtype.element_ty), mask=inside)
@@ -68,11 +67,10 @@ def _launch(
     total, out, row_scale = _allocate(x, delta, weight, scale, eps, quantise, take)
     num_rows, width = out.shape
     block = next_power_of_2(width)
-    rows = max(1, 4096 // block)  # elements a program: 32 a thread
-    wrap_triton(_add_rms_norm)[(cdiv(num_rows, rows),)](
+    wrap_triton(_add_rms_norm)[(num_rows,)](
         x, x if delta is None else delta, weight, weight if scale is None else scale,
-        x if take is None else take, x if delta is None and take is None else total, out, row_scale, num_rows,
-        WIDTH=width, BLOCK=block, ROWS=rows, EPS=eps, HAS_DELTA=delta is not None, TAKES=take is not None,
+        x if take is None else take, x if delta is None and take is None else total, out, row_scale,
+        WIDTH=width, BLOCK=block, EPS=eps, HAS_DELTA=delta is not None, TAKES=take is not None,
         MODE=MODES[quantise], num_warps=4 if block <= 4096 else 8,
     )  # fmt: skip
     return total, out, row_scale

@@ -76,6 +76,16 @@ def test_what_was_not_prepared_is_counted_and_answered(beams: Beams) -> None:
         captured(beams, [[1]] * 5, [3] * 5)
 
 
+def test_a_batch_takes_the_smallest_graph_whoever_asked_for_it(beams: Beams) -> None:
+    """Two pipelines of one plan: short prompts, many at once, and long ones, a few."""
+    short, long = BeamBuckets([BeamBucket(4, WIDTH, 68)]), BeamBuckets([BeamBucket(2, WIDTH, 30)])
+    for buckets in (short, long):
+        beams.prepare(PLAN, SIZES, None, buckets)
+    key = beams.key(pack(PROMPTS[:2]), [WIDTH] * 2, PLAN, None)
+    assert key is not None
+    assert key.bucket == BeamBucket(2, WIDTH, 30)
+
+
 def test_graphs_and_what_they_take_are_in_the_report(
     acted_cuda: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
