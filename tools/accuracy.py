@@ -13,6 +13,7 @@ from rich.table import Table
 from engine.build.spec import Calibration
 from engine.pipeline_config import read_pipeline
 from engine.quant.budget import Budget
+from engine.quant.times import TOKENS
 from tools.errors import UserError
 
 DEMO = "demo"  # texts of our own making: 208 relevance requests of three products, 320 searches
@@ -44,6 +45,20 @@ def accuracy_table(accuracy: Mapping[str, Any]) -> Table:
         table.add_row(f"{plan['name']} (emulated)", *agreement_cells(plan["agreement"]), share, speed)
     table.add_row("this artifact", *agreement_cells(accuracy["measured"]), "", "")
     table.caption = escape("; ".join((accuracy["method"], *accuracy["notes"])))
+    return table
+
+
+def times_table(times: Mapping[str, Any]) -> Table:
+    """What the choice took eight bits to save of a layer's time, by kind of matrix."""
+    saved, exact, layer = times["saved"], times["exact"], times["layer"]
+    schemes = list(dict.fromkeys(scheme for each in saved.values() for scheme in each))
+    batches = ", ".join(f"{count:,}" for count in times["batches"])
+    source = times["source"] + (f", batches of {batches} tokens" if batches else "")
+    title = f"eight bits save of a layer (in bf16 {layer:,.0f} us for {TOKENS:,} tokens)"
+    table = Table("", *schemes, "exact scales cost", title=title, caption=escape(source))
+    for kind, each in saved.items():
+        cells = [f"{each[scheme] / layer:.1%}" if scheme in each else "-" for scheme in schemes]
+        table.add_row(kind, *cells, f"{exact[kind] / layer:.1%}" if kind in exact else "-")
     return table
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.build.cuda_package import serves_int8
+from engine.build.plan_times import find_times
 from engine.build.spec import BuildSpec, Calibration
 from engine.errors import ArtifactError, ConfigError
 from engine.models.architecture import Architecture
@@ -58,7 +59,8 @@ def study_accuracy(
     """Reads the texts, measures the schemes, chooses, and writes report and chart into `folder`."""
     schemes = choose_schemes(spec, checkpoint.architecture)
     texts = load_texts(calibration, checkpoint, spec.bounds)
-    study = run_study(model_of(checkpoint), texts, schemes, calibration.budget, progress)
+    times = find_times(spec, checkpoint.architecture, schemes, progress)
+    study = run_study(model_of(checkpoint), texts, schemes, calibration.budget, times, progress)
     (folder / REPORT).write_text(study.to_json(), encoding="utf-8")
     (folder / CHART).write_text(study.draw(spec.name), encoding="utf-8")
     return Accuracy(study, texts, calibration.budget)
@@ -72,9 +74,9 @@ def choose_schemes(spec: BuildSpec, architecture: Architecture) -> tuple[Scheme,
         return ("int8",)
     if spec.precision == "auto" and serves_int8(spec, architecture):
         if spec.scaling == "token":
-            reason = "auto mixes int8 and e4m3 here, whose kernels know static scales alone; "
+            reason = "auto mixes int8 and e4m3 here, whose kernels know static scales alone"
             mend = "leave --scaling out, or take --kernels portable for e4m3 scaled per token"
-            raise ConfigError("scaling", spec.scaling, reason + mend)
+            raise ConfigError("scaling", spec.scaling, f"{reason}; {mend}")
         return ("e4m3_static", "int8")
     return ("e4m3_static",) if spec.scaling == "static" else ("e4m3_token",)
 
@@ -145,14 +147,15 @@ def judge_package(
     """What the manifest keeps; ArtifactError where the package is outside its budget."""
     found = measure_package(model_of(checkpoint), forward, accuracy.texts.judge, bounds, prefixes)
     if (reason := accuracy.budget.broken(found)) is not None:
+        mend = "raise --max-label-shift or --max-kl if that is good enough, or build with more precision"
         raise ArtifactError(
-            f"accuracy: on {found.texts} judging texts the package's {reason}; it is not written. Raise "
-            "--max-label-shift or --max-kl if that is good enough, or build with more precision"
+            f"accuracy: on {found.texts} judging texts the package's {reason}, so it is not written; {mend}"
         )
     study = accuracy.study
     return {
         "method": study.method,
         "budget": asdict(study.budget),
+        "times": asdict(study.times),
         "plans": [asdict(result) for result in study.results],
         "layers": list(study.layers),
         "notes": list(study.notes),

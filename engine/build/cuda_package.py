@@ -60,7 +60,7 @@ def write_cuda_package(
         assert study is not None
         form = study.form if study.form != "plain" else form
         precision = "fp8" if study.form == "plain" else "int8"
-    plan, library = _choose(spec, precision, checkpoint.architecture, _arch(spec), progress)
+    (plan,), library = plan_device(spec, [precision], checkpoint.architecture, progress)
     if study is not None and spec.precision == "auto":
         plan = restrict_plan(plan, study.layers)
     if spec.beam is not None:
@@ -87,23 +87,27 @@ def _arch(spec: BuildSpec) -> int:
     return 10 * major + minor
 
 
-def _choose(
-    spec: BuildSpec, precision: PlanPrecision, architecture: Architecture, arch: int, progress: Progress
-) -> tuple[Plan, Path | None]:
-    """The plan, and the library of kernels where it calls one; compiled only if some layer would."""
+def plan_device(
+    spec: BuildSpec, precisions: Sequence[PlanPrecision], architecture: Architecture, progress: Progress
+) -> tuple[list[Plan], Path | None]:
+    """The plan of all matrices in each precision on the device that is here, and the library of kernels where
+    one calls it; compiled only if some layer would."""
 
-    def choose(kernels: HopperKernels) -> Plan:
-        return choose_plan(
-            architecture, precision,
-            arch=arch, static=spec.scaling == "static", kernels=kernels, bounds=spec.bounds,
-        )  # fmt: skip
+    def choose(kernels: HopperKernels) -> list[Plan]:
+        return [
+            choose_plan(
+                architecture, precision,
+                arch=_arch(spec), static=spec.scaling == "static", kernels=kernels, bounds=spec.bounds,
+            )
+            for precision in precisions
+        ]  # fmt: skip
 
     if spec.beam is not None or spec.kernels == "portable":
         reason = "not asked for" if spec.beam is None else "a search shares the portable path's weights"
         return choose(HopperKernels(None, reason)), None
-    plan = choose(HopperKernels("to be compiled"))
-    if plan.library is None:
-        return plan, None
+    plans = choose(HopperKernels("to be compiled"))
+    if all(plan.library is None for plan in plans):
+        return plans, None
     progress("compiling the kernels")
     kernels, library = compile_kernels(spec.cache or default_cache())
     return choose(kernels), library

@@ -5,7 +5,7 @@ Neither is always faster: batches of a few sizes are measured on the device. Not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from statistics import geometric_mean
@@ -15,16 +15,14 @@ import torch
 from torch import Tensor
 
 from engine.beam.bounds import BeamBounds
+from engine.build.replay_timing import ReplayTimer
 from engine.models.architecture import Architecture
 from engine.models.cuda_beam import CudaStepDecoder
 from engine.models.cuda_layers import CudaLayer
 from engine.models.plan import Plan
 from engine.packed import BatchBounds
-from engine.runtime.capture import Capture
-from engine.runtime.quiet_collector import quiet_collector
 
 REQUESTS = (1, 5, 10, 15, 20)  # of the batches that are compared
-RUNS, REPLAYS = 20, 5
 
 
 def choose_gate(
@@ -64,28 +62,4 @@ def batches_to_compare(bounds: BatchBounds, beam: BeamBounds) -> list[tuple[int,
 def _time_us(layer: CudaLayer, width: int, rows: int, device: torch.device) -> float:
     """From the stream through the norm and the gate, microseconds a run, in a graph as it is served."""
     x = torch.randn(rows, width, device=device).bfloat16()
-
-    def run() -> None:
-        layer.gate(layer.mlp_input(x))
-
-    with torch.cuda.device(device), torch.no_grad(), quiet_collector():
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):
-            run()
-            stream.synchronize()
-            with Capture(torch.cuda.graph_pool_handle(), stream) as graph:
-                for _ in range(RUNS):
-                    run()
-            return _replay_us(graph.replay, stream)
-
-
-def _replay_us(replay: Callable[[], None], stream: torch.cuda.Stream) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    replay()
-    start.record(stream)
-    for _ in range(REPLAYS):
-        replay()
-    end.record(stream)
-    end.synchronize()
-    elapsed: float = start.elapsed_time(end)
-    return 1e3 * elapsed / (RUNS * REPLAYS)
+    return ReplayTimer(lambda: layer.gate(layer.mlp_input(x)), device).us()

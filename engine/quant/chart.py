@@ -20,8 +20,9 @@ class Dot:
     chosen: bool = False
 
 
-def draw(title: str, dots: Sequence[Dot], budget_kl: float) -> str:
-    """SVG text; KL on a logarithmic axis, best at the bottom right. ValueError without dots."""
+def draw(title: str, dots: Sequence[Dot], budget_kl: float, speed: str) -> str:
+    """SVG text; KL on a logarithmic axis, best at the bottom right, `speed` below the other. ValueError
+    without dots."""
     if not dots:
         raise ValueError("dots: none given")
     kls = [max(dot.kl, 1e-7) for dot in dots] + [max(budget_kl, 1e-7)]
@@ -58,9 +59,7 @@ def draw(title: str, dots: Sequence[Dot], budget_kl: float) -> str:
         label = f'x="{x(dot.speed) + 10:.1f}" y="{y(dot.kl) - 6:.1f}"'
         parts.append(f'<text {label} fill="{colour}">{escape(dot.name)}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(
-        f'<text x="{middle}" y="{HEIGHT - 14}" text-anchor="middle">estimated speed of the layers</text>'
-    )
+    parts.append(f'<text x="{middle}" y="{HEIGHT - 14}" text-anchor="middle">{escape(speed)}</text>')
     parts.append(
         f'<text x="{LEFT}" y="{TOP - 6}">KL of the next token against float32 (emulated)</text></svg>'
     )

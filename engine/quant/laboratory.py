@@ -71,8 +71,9 @@ class Laboratory:
         shelf = self._shelves[form]
         wanted: list[Scheme] = [each for each in dict.fromkeys(["bf16", *schemes]) if each not in shelf]
         if wanted:
+            decoder = self.decoder(form)
             self._say(f"calibrating {', '.join(wanted)}" + ("" if form == "plain" else f", {form} rotated"))
-            shelf |= prepare(self.decoder(form), *self._packed(), wanted, form)
+            shelf |= prepare(decoder, *self._packed(), wanted, form)
 
     def _packed(self) -> tuple[PackedBatch, Tensor | None]:
         packed = pack([text.ids for text in self._calibrate])

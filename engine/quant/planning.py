@@ -24,8 +24,8 @@ from engine.quant.laboratory import Laboratory
 from engine.quant.rows import STREAM, Matrix
 from engine.quant.schemes import KINDS, Form, Scheme
 from engine.quant.sensitivity import Sensitivity, measure_sensitivity
-from engine.quant.speed import matrix_us, plan_us
 from engine.quant.texts import Text, spread
+from engine.quant.times import Times
 
 GROUPS = 10  # of layers, at most
 SENSITIVITY_TEXTS, SENSITIVITY_TOKENS = 32, 4096  # they order the groups; a plan is measured on more
@@ -69,7 +69,7 @@ def families(schemes: Sequence[Scheme]) -> list[Family]:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A plan of 8 bits and bf16 in one form, and its estimated time."""
+    """A plan of 8 bits and bf16 in one form, and its time."""
 
     family: Family
     plan: dict[Place, Scheme]
@@ -80,10 +80,12 @@ class Chosen:
 class Planner:
     """One family's matrices and sensitivities, and the choice among them."""
 
-    def __init__(self, laboratory: Laboratory, family: Family, texts: Sequence[Text], say: Say) -> None:
+    def __init__(
+        self, laboratory: Laboratory, family: Family, texts: Sequence[Text], times: Times, say: Say
+    ) -> None:
         """`texts`: to choose by."""
         self.family = family
-        self._laboratory, self._texts, self._say = laboratory, texts, say
+        self._laboratory, self._texts, self._times, self._say = laboratory, texts, times, say
         self._matrices = family.matrices(laboratory)
         self._rest = laboratory.matrices("bf16", family.form)
         self._exact = exact_places(self._matrices)
@@ -106,10 +108,10 @@ class Planner:
         return self.plan(groups), found
 
     def plan(self, groups: Sequence[Sensitivity]) -> Chosen:
-        architecture, schemes = self._laboratory.model.architecture, self.family.schemes
+        layers, schemes = self._laboratory.model.architecture.num_layers, self.family.schemes
         matrices = self._mixed(groups)
         plan = {p: schemes[p[1]] for p, m in matrices.items() if not isinstance(m, Bf16Matrix)}
-        return Chosen(self.family, plan, matrices, plan_us(architecture, plan, self._exact))
+        return Chosen(self.family, plan, matrices, self._times.plan_us(layers, plan, self._exact))
 
     def measure(self, texts: Sequence[Text], groups: Sequence[Sensitivity]) -> Agreement:
         self._say(f"measuring {self.family.name} in {len(groups)} of {len(self.groups)} groups")
@@ -119,10 +121,9 @@ class Planner:
         return self._rest | {place: self._matrices[place] for group in groups for place in group.places}
 
     def _saved(self, group: Sensitivity) -> float:
-        architecture, scheme = self._laboratory.model.architecture, self.family.schemes[group.kind]
+        scheme = self.family.schemes[group.kind]
         return sum(
-            matrix_us(architecture, group.kind, "bf16")
-            - matrix_us(architecture, group.kind, scheme, exact=place in self._exact)
+            self._times.saved_us(group.kind, scheme, exact=place in self._exact)
             for place in group.places
             if not isinstance(self._matrices[place], Bf16Matrix)
         )

@@ -1,7 +1,7 @@
 """The accuracy half of a build: every scheme measured on texts, a plan chosen within a budget. No GPU needed.
 
-All numbers are of an emulation on the CPU and of an estimate of speed, and say so. Calibration, choice and
-judgement use disjoint requests.
+All numbers are of an emulation on the CPU, speeds of the times that it is given, and say so. Calibration,
+choice and judgement use disjoint requests.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from engine.quant.requests import TextSets
 from engine.quant.rotation import why_not
 from engine.quant.schemes import KINDS, ROTATED, Form, Scheme, unserved, whole_form
 from engine.quant.sensitivity import Sensitivity
-from engine.quant.speed import plan_us
 from engine.quant.texts import spread
+from engine.quant.times import Times
 
-METHOD = "emulated on a CPU in plain torch: integer sums exact, tensors stored in bf16; speed is an estimate"
+METHOD = "emulated on a CPU in plain torch: integer sums exact, tensors stored in bf16"
 CHOOSE_TOKENS, JUDGE_TOKENS = 8192, 32768  # a measurement takes a core 6 ms a token for 100 million weights
 PLAIN = Family("bf16", "plain", {})
 Say = Callable[[str], None]
@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class PlanResult:
-    """One plan on the judging texts. `speed` of the layers, an estimate, bf16 is 1; `eight_bits`: a share."""
+    """One plan on the judging texts. `speed` of the layers, bf16 is 1; `eight_bits`: a share."""
 
     name: str
     agreement: Agreement
@@ -41,11 +41,12 @@ class PlanResult:
 
 @dataclass(frozen=True)
 class Study:
-    """`layers`: scheme of each kind in each layer that `auto` chose, `form`: of the decoder that it is of;
-    `notes`: what stays bf16 and why."""
+    """`times`: that speeds are of; `layers`: scheme of each kind in each layer that `auto` chose, `form`: of
+    the decoder that it is of; `notes`: what stays bf16 and why."""
 
     method: str
     budget: Budget
+    times: Times
     results: tuple[PlanResult, ...]
     sensitivity: dict[str, tuple[Sensitivity, ...]]
     layers: tuple[dict[str, str], ...]
@@ -61,7 +62,7 @@ class Study:
             Dot(each.name, each.speed, each.agreement.next_token_kl, each.name == "auto")
             for each in self.results
         ]
-        return draw(title, dots, self.budget.kl)
+        return draw(title, dots, self.budget.kl, f"speed of the layers, {self.times.source}")
 
     @property
     def auto(self) -> PlanResult:
@@ -69,8 +70,9 @@ class Study:
 
 
 def run_study(
-    model: Model, texts: TextSets, schemes: Sequence[Scheme], budget: Budget, say: Say = lambda _: None
-) -> Study:
+    model: Model, texts: TextSets, schemes: Sequence[Scheme], budget: Budget, times: Times,
+    say: Say = lambda _: None,
+) -> Study:  # fmt: skip
     """Measure `schemes` (bf16 is always measured) whole, and choose among their families; minutes for a small
     model."""
     judge = tuple(spread(texts.judge, JUDGE_TOKENS))
@@ -78,37 +80,38 @@ def run_study(
     notes, served = _served(model, schemes)
     laboratory = Laboratory(model, texts.calibrate, say)
     laboratory.prepare("plain", [scheme for scheme in served if whole_form(scheme) == "plain"])
+    layers = model.architecture.num_layers
     results = []
-    bf16_us = plan_us(model.architecture, {})
+    bf16_us = times.plan_us(layers, {})
     for scheme in ("bf16", *served):
-        say(f"measuring {scheme}")
         matrices = laboratory.matrices(scheme)
+        say(f"measuring {scheme}")
         plan = {place: scheme for place, each in matrices.items() if not isinstance(each, Bf16Matrix)}
         agreement = laboratory.measure(texts.judge, matrices, form=whole_form(scheme))
-        us = plan_us(model.architecture, plan, exact_places(matrices))
+        us = times.plan_us(layers, plan, exact_places(matrices))
         results.append(PlanResult(scheme, agreement, bf16_us / us, len(plan) / len(matrices)))
-    best, agreement, sensitivity = _choose(laboratory, texts, served, budget, say)
+    best, agreement, sensitivity = _choose(laboratory, texts, served, budget, times, say)
     if best is None:
         best, agreement = Chosen(PLAIN, {}, {}, bf16_us), results[0].agreement
         if served:
             notes.append("auto: no plan with 8 bits holds the budget: bf16")
     elif best.plan:
         notes.append(f"auto: {best.family.name}, {best.family.form} form")
-    share = len(best.plan) / (len(KINDS) * model.architecture.num_layers)
+    share = len(best.plan) / (len(KINDS) * layers)
     results.append(PlanResult("auto", agreement, bf16_us / best.us, share))
-    layers: tuple[dict[str, str], ...] = tuple(
-        {kind: best.plan.get((layer, kind), "bf16") for kind in KINDS}
-        for layer in range(model.architecture.num_layers)
+    chosen: tuple[dict[str, str], ...] = tuple(
+        {kind: best.plan.get((layer, kind), "bf16") for kind in KINDS} for layer in range(layers)
     )
     form = best.family.form if best.plan else "plain"
-    return Study(METHOD, budget, tuple(results), sensitivity, layers, tuple(notes), form)
+    method = f"{METHOD}; speed {times.source}"
+    return Study(method, budget, times, tuple(results), sensitivity, chosen, tuple(notes), form)
 
 
 def _choose(
-    laboratory: Laboratory, texts: TextSets, served: Sequence[Scheme], budget: Budget, say: Say
+    laboratory: Laboratory, texts: TextSets, served: Sequence[Scheme], budget: Budget, times: Times, say: Say
 ) -> tuple[Chosen | None, Agreement, dict[str, tuple[Sensitivity, ...]]]:
     """The fastest plan, verified on the judging texts; the next family's where nothing of it holds there."""
-    planners = [Planner(laboratory, family, texts.choose, say) for family in families(served)]
+    planners = [Planner(laboratory, family, texts.choose, times, say) for family in families(served)]
     sensitivity = {each.family.name: tuple(each.groups) for each in planners}
     chosen = [(planner, planner.choose(budget)) for planner in planners]
     waiting = [(planner, choice) for planner, choice in chosen if choice.groups]

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from engine.pipeline_config import read_pipeline
 from engine.quant.budget import Budget
-from tools.accuracy import accuracy_table, read_calibration
+from tools.accuracy import accuracy_table, read_calibration, times_table
 from tools.errors import UserError
 
 
@@ -54,3 +54,22 @@ def test_the_table_has_every_plan_and_a_dash_for_what_was_not_measured() -> None
         word in text for word in ("int8 (emulated)", "1.70x", "0.0312", "0.00091", "556", "down stays bf16")
     )
     assert " - " in text
+
+
+def test_the_times_say_where_they_are_from_and_what_eight_bits_save() -> None:
+    saved = {"gate_up": {"e4m3_static": 35.0, "int8": 30.0}, "down": {"int8": -7.0}}
+    times = {"source": "measured on NVIDIA H200", "layer": 140.0, "saved": saved, "exact": {"gate_up": 5.6}}
+    console = Console(width=160, record=True)
+    console.print(times_table(times | {"batches": [1024, 4096]}))
+    text = console.export_text()
+    assert "measured on NVIDIA H200, batches of 1,024, 4,096 tokens" in " ".join(text.split())
+    rows = {line.split("│")[1].strip(): line for line in text.splitlines() if line.startswith("│")}
+    assert "25.0%" in rows["gate_up"]
+    assert "21.4%" in rows["gate_up"]
+    assert "4.0%" in rows["gate_up"]
+    assert "-5.0%" in rows["down"]
+    assert " - " in rows["down"]
+    console.print(times_table(times | {"source": "estimated", "batches": []}))
+    text = console.export_text()
+    assert "estimated" in text
+    assert "batches" not in text

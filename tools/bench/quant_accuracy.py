@@ -36,7 +36,7 @@ from engine.quant.planning import INT8, STILL, Planner, families
 from engine.quant.requests import TextSets
 from engine.quant.rows import Matrix, Rows
 from engine.quant.schemes import KINDS, Scheme, whole_form
-from engine.quant.speed import plan_us
+from engine.quant.speed import estimate_times
 from tools.accuracy import DEMO, read_calibration
 from tools.bench.provenance import provenance
 from tools.model_cache import smollm2_gguf
@@ -90,7 +90,9 @@ def choose(laboratory: Laboratory, texts: TextSets, name: str) -> Agreement:
     family = next((each for each in FAMILIES if each.name == name), None)
     if family is None:
         raise SystemExit(f"--plans: {name!r} is no family of {', '.join(each.name for each in FAMILIES)}")
-    planner = Planner(laboratory, family, texts.choose, lambda stage: tell(f"  {stage}"))
+    architecture = laboratory.model.architecture
+    times = estimate_times(architecture)
+    planner = Planner(laboratory, family, texts.choose, times, lambda stage: tell(f"  {stage}"))
     for group in planner.groups:
         where = f"{group.kind} {group.first}-{group.last}"
         tell(f"  {where}: shift {group.label_shift or 0.0:.4f}, KL {group.next_token_kl:.6f}")
@@ -98,9 +100,9 @@ def choose(laboratory: Laboratory, texts: TextSets, name: str) -> Agreement:
     found = choice.agreement
     tell(f"  while choosing: shift {found.label_shift or 0.0:.4f}, KL {found.next_token_kl:.5f}")
     chosen, agreement = planner.verify(choice, Budget(), texts.judge)
-    bf16_us = plan_us(laboratory.model.architecture, {})
-    speed = f"{bf16_us / chosen.us:.3f} times bf16's speed"
-    tell(f"  {len(chosen.plan)} of {len(chosen.matrices)} matrices, {speed}")
+    speed = times.plan_us(architecture.num_layers, {}) / chosen.us
+    count = f"{len(chosen.plan)} of {len(chosen.matrices)} matrices"
+    tell(f"  {count}, {speed:.3f} times bf16's speed ({times.source})")
     for kind in KINDS:
         tell(f"  {kind}: layers {[layer for layer, each in sorted(chosen.plan) if each == kind]}")
     return agreement

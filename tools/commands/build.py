@@ -17,7 +17,7 @@ from engine.build.spec import BuildSpec
 from engine.manifest import Manifest, read_manifest
 from engine.packed import BatchBounds
 from engine.quant.budget import Budget
-from tools.accuracy import accuracy_table, read_calibration
+from tools.accuracy import accuracy_table, read_calibration, times_table
 from tools.errors import UserError
 from tools.steps import Steps
 
@@ -172,6 +172,7 @@ def build(
     console.print(summary(path, manifest, digest))
     if manifest.accuracy is not None:
         console.print(accuracy_table(manifest.accuracy))
+        console.print(times_table(manifest.accuracy["times"]))
 
 
 def refuse_idle(context: typer.Context) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from engine.build.accuracy import (
 from engine.build.spec import Calibration
 from engine.errors import ArtifactError, ConfigError
 from engine.manifest import read_manifest
+from engine.models.architecture import Architecture
 from engine.models.checkpoint import load_checkpoint
 from engine.models.decoder import PackedDecoder
 from engine.models.plan import LayerPlan, Plan, restrict_plan
@@ -33,6 +35,9 @@ from engine.packed import BatchBounds, PackedBatch
 from engine.pipeline_config import read_pipeline
 from engine.prefixes import ConstantPrefix
 from engine.quant.budget import Budget
+from engine.quant.schemes import Scheme
+from engine.quant.speed import estimate_times
+from engine.quant.times import Times
 
 BOUNDS = BatchBounds(samples=8, tokens=256, tokens_per_sample=64)
 WORDS = ["wireless", "mouse", "silent", "click", "long", "battery", "new", "laptop", "buy", "compare"]
@@ -73,6 +78,8 @@ def test_a_build_keeps_what_was_measured(tmp_path: Path, tiny_causal: Any, calib
     assert 1e-6 < manifest.accuracy["measured"]["next_token_kl"] < 0.1
     assert "80 columns do not divide" in manifest.accuracy["notes"][0]
     assert "emulated" in manifest.accuracy["method"]
+    assert manifest.accuracy["method"].endswith("speed estimated from kernel times of one shape on an H200")
+    assert manifest.accuracy["times"]["saved"]["gate_up"]["e4m3_static"] > 0
     assert {REPORT, CHART} <= set(manifest.files)
     assert json.loads((out / REPORT).read_text())["results"][0]["name"] == "bf16"
     assert "<svg" in (out / CHART).read_text()
@@ -90,7 +97,8 @@ def test_a_package_over_its_budget_is_refused(tmp_path: Path, tiny_causal: Any, 
     spec = BuildSpec(tiny_causal.checkpoint, tmp_path / "no", "tiny", bounds=BOUNDS)
     accuracy = study_accuracy(calibrate(budget), spec, checkpoint, tmp_path, lambda stage: None)
     with pytest.raises(
-        ArtifactError, match=r"18 judging texts .* mean KL .*, allowed 1e-05; it is not written"
+        ArtifactError,
+        match=r"18 judging texts .* mean KL .*, allowed 1e-05, so it is not written; raise --max-label-shift",
     ):
         judge_package(accuracy, checkpoint, forward, BOUNDS)
 
@@ -120,6 +128,18 @@ def test_a_package_is_judged_as_it_is_served(tiny_causal: Any, calibrate: Any) -
         assert sum(len(text.ids) for text in mixed) - sum(batch.num_tokens for batch in seen) == tokens
 
 
+def act_clock(patch: pytest.MonkeyPatch) -> list[str]:
+    """A device that was timed: which schemes were."""
+    asked: list[str] = []
+
+    def find(spec: BuildSpec, architecture: Architecture, schemes: Sequence[Scheme], _: Any) -> Times:
+        asked.extend(schemes)
+        return replace(estimate_times(architecture), source="measured on a device")
+
+    patch.setattr(engine.build.accuracy, "find_times", find)
+    return asked
+
+
 @pytest.mark.parametrize(
     ("precision", "kernels", "measured"),
     [("auto", True, ["e4m3_static", "int8"]), ("auto", False, ["e4m3_static"]), ("int8", True, ["int8"])],
@@ -129,12 +149,15 @@ def test_a_device_is_studied_for_what_it_can_build(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(engine.build.accuracy, "serves_int8", lambda *_: kernels)
+    asked = act_clock(monkeypatch)
     checkpoint = load_checkpoint(tiny_causal.checkpoint, max_tokens=64)
     spec = BuildSpec(tiny_causal.checkpoint, tmp_path / "no", "tiny", bounds=BOUNDS)
     for key, value in (("device", "cuda"), ("precision", precision)):
         object.__setattr__(spec, key, value)  # a spec refuses them without a device
     found = study_accuracy(calibrate(Budget(9, 9)), spec, checkpoint, tmp_path, lambda stage: None).study
     assert [each.name for each in found.results] == ["bf16", *measured, "auto"]
+    assert asked == measured
+    assert found.method.endswith("; speed measured on a device")
     assert measured[-1] in {scheme for layer in found.layers for scheme in layer.values()}
 
 
@@ -147,6 +170,7 @@ def test_scaling_per_token_is_no_choice_beside_int8(
     for key, value in (("device", "cuda"), ("precision", "auto")):
         object.__setattr__(spec, key, value)
     monkeypatch.setattr(engine.build.accuracy, "serves_int8", lambda *_: True)
+    act_clock(monkeypatch)
     with pytest.raises(ConfigError, match=r"scaling = 'token': .* static scales.*--kernels portable"):
         study_accuracy(calibrate(Budget(9, 9)), spec, checkpoint, tmp_path, lambda stage: None)
     monkeypatch.setattr(engine.build.accuracy, "serves_int8", lambda *_: False)

@@ -11,7 +11,6 @@ from engine.quant.agreement import Agreement
 from engine.quant.budget import Budget
 from engine.quant.choice import choose, order_groups, step_back
 from engine.quant.sensitivity import Sensitivity
-from engine.quant.speed import matrix_us, plan_us
 
 BF16_KL = 0.001
 GROUPS = [Sensitivity("down", i, i, kl, None) for i, kl in enumerate((0.0001, 0.05, 0.0004, 0.002, 0.0008))]
@@ -92,13 +91,3 @@ def test_budgets() -> None:
     assert budget.broken(Agreement(9, None, None, None, float("nan"))) is not None
     with pytest.raises(ConfigError, match="max_kl = -1"):
         Budget(kl=-1)
-
-
-def test_estimated_speed(make_decoder: object) -> None:
-    assert callable(make_decoder)
-    architecture = make_decoder()[0]
-    everything = {
-        (layer, kind): "int8" for layer in range(2) for kind in ("qkv", "output", "gate_up", "down")
-    }
-    assert plan_us(architecture, everything) < plan_us(architecture, {})
-    assert matrix_us(architecture, "qkv", "int8", exact=True) > matrix_us(architecture, "qkv", "int8")

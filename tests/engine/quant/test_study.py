@@ -12,8 +12,10 @@ import torch
 from engine.quant.budget import Budget
 from engine.quant.laboratory import Model
 from engine.quant.requests import TextSets
+from engine.quant.speed import estimate_times
 from engine.quant.study import run_study
 from engine.quant.texts import Text
+from engine.quant.times import Times
 
 
 @pytest.fixture
@@ -27,9 +29,14 @@ def sets(texts: list[Text]) -> TextSets:
     return TextSets(tuple(texts[:24]), tuple(texts[24:34]), tuple(texts[34:]))
 
 
-def test_plans_are_measured_and_one_is_chosen(model: Model, sets: TextSets) -> None:
+@pytest.fixture
+def times(model: Model) -> Times:
+    return estimate_times(model.architecture)
+
+
+def test_plans_are_measured_and_one_is_chosen(model: Model, sets: TextSets, times: Times) -> None:
     stages: list[str] = []
-    wide = run_study(model, sets, ("e4m3_token", "int8"), Budget(10.0, 10.0), stages.append)
+    wide = run_study(model, sets, ("e4m3_token", "int8"), Budget(10.0, 10.0), times, stages.append)
     assert [each.name for each in wide.results] == ["bf16", "e4m3_token", "int8", "auto"]
     assert {each.agreement.texts for each in wide.results} == {14}
     assert wide.auto.eight_bits > 0.5  # all that saves time
@@ -41,25 +48,57 @@ def test_plans_are_measured_and_one_is_chosen(model: Model, sets: TextSets) -> N
     assert any(stage.startswith("sensitivity") for stage in stages)
 
 
-def test_a_budget_that_only_bf16_holds(model: Model, sets: TextSets) -> None:
-    found = run_study(model, sets, ("e4m3_static",), Budget(10.0, 1e-4))
+def test_a_stage_is_told_as_it_begins(model: Model, sets: TextSets, times: Times) -> None:
+    """A stage takes the time until the next one: axes were told of after the calibration that they are for,
+    and that after the measurement."""
+    stages: list[str] = []
+    run_study(model, sets, ("int8",), Budget(10.0, 10.0), times, stages.append)
+    wanted = [
+        "finding the axes of the residual stream",
+        "calibrating bf16, int8, stream rotated",
+        "measuring int8",
+    ]
+    assert [stage for stage in stages if stage in wanted] == wanted
+
+
+def test_a_choice_follows_the_times_that_it_is_given(model: Model, sets: TextSets) -> None:
+    """Of a device where eight bits pay in one kind alone, and int8 there is the slower type."""
+    saved = {"gate_up": {"e4m3_static": 30.0, "int8": 10.0}, "down": {"e4m3_static": -5.0, "int8": 0.0}}
+    found = run_study(
+        model,
+        sets,
+        ("e4m3_static", "int8"),
+        Budget(10.0, 10.0),
+        Times("measured on a device", 100.0, saved, {}),
+    )
+    assert {(kind, each) for layer in found.layers for kind, each in layer.items() if each != "bf16"} == {
+        ("gate_up", "e4m3_static")
+    }
+    assert found.auto.speed == pytest.approx(100 / 70)
+    assert [each.speed for each in found.results[:2]] == pytest.approx([1.0, 100 / 75])
+    assert json.loads(found.to_json())["times"]["saved"]["gate_up"]["int8"] == 10.0
+    assert "speed of the layers, measured on a device" in found.draw("tiny")
+
+
+def test_a_budget_that_only_bf16_holds(model: Model, sets: TextSets, times: Times) -> None:
+    found = run_study(model, sets, ("e4m3_static",), Budget(10.0, 1e-4), times)
     assert found.auto.eight_bits < 0.5
     assert found.results[1].agreement.next_token_kl > 1e-4
 
 
-def test_what_a_model_cannot_have_is_said(model: Model, sets: TextSets) -> None:
+def test_what_a_model_cannot_have_is_said(model: Model, sets: TextSets, times: Times) -> None:
     biased = replace(model, weights={**model.weights, "norm.bias": torch.zeros(64)})
-    found = run_study(biased, sets, ("int8",), Budget())
+    found = run_study(biased, sets, ("int8",), Budget(), times)
     assert [each.name for each in found.results] == ["bf16", "auto"]
     assert found.notes[0].startswith("int8: refused, norm.bias")
     assert {scheme for layer in found.layers for scheme in layer.values()} == {"bf16"}
 
 
-def test_a_pipeline_that_searches_is_searched(model: Model, sets: TextSets) -> None:
+def test_a_pipeline_that_searches_is_searched(model: Model, sets: TextSets, times: Times) -> None:
     searching = TextSets(*(tuple(replace(text, labels=(), search=(6, 2)) for text in part) for part in (
         sets.calibrate, sets.choose, sets.judge,
     )))  # fmt: skip
-    found = run_study(model, searching, ("int8",), Budget(10.0, 10.0, winners=0.0))
+    found = run_study(model, searching, ("int8",), Budget(10.0, 10.0, winners=0.0), times)
     ranks = {each.name: each.agreement.ranks for each in found.results}
     assert ranks["bf16"] is not None
     assert (ranks["bf16"].prompts, ranks["bf16"].width, ranks["bf16"].steps) == (8, 6, 2)
@@ -67,4 +106,4 @@ def test_a_pipeline_that_searches_is_searched(model: Model, sets: TextSets) -> N
     assert 0.5 < ranks["int8"].winners <= 1
     assert 0 < ranks["bf16"].score_shift < ranks["int8"].score_shift
     assert found.auto.eight_bits > 0.5
-    assert run_study(model, searching, ("int8",), Budget(10.0, 10.0, winners=1.0)).auto.eight_bits < 1
+    assert run_study(model, searching, ("int8",), Budget(10.0, 10.0, winners=1.0), times).auto.eight_bits < 1
