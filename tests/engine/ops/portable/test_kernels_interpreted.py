@@ -182,9 +182,12 @@ got[beams:2 * beams] = clean[beams:2 * beams]
 assert torch.equal(got, clean)
 """,
     "gate_up": """
-x, weight = draw(130, 128), draw(512, 128) / 8
-args = (x, None, weight, None, None)
-near(launch("gate_up", *args), reference.gate_up(*args), 1e-6)
+weight = draw(512, 128) / 8
+# four programs at once: one tile of few rows, two; then of many, and more than go together
+importlib.import_module("engine.ops.portable.gate_up").MULTIPROCESSORS = 4
+for rows in (1, 64, 100, 128, 130, 8 * 128 + 1):
+    args = (draw(rows, 128), None, weight, None, None)
+    near(launch("gate_up", *args), reference.gate_up(*args), 1e-6)
 """,
 }
 
