@@ -68,7 +68,9 @@ class Beam(Node):
         built, longest = opened.artifact.bounds, context.bounds.tokens_per_sample
         prompts = min(built.samples, self._lanes.bounds.prompts)
         self.capacity = Capacity(built.tokens, prompts, opened.lanes.num_lanes + 1)
-        sizes = SearchSizes(options.width, prompts, min(longest, built.tokens_per_sample), built.tokens)
+        sizes = SearchSizes(
+            options.width, prompts, min(longest, built.tokens_per_sample), built.tokens, options.steps
+        )
         self._lanes.prepare(self._plan, sizes, self._slots)
 
     def check_options(self, options: Mapping[str, object]) -> None:

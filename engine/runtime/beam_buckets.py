@@ -1,8 +1,12 @@
 """Buckets of a search on CUDA: requests x prompt tokens x width, each a captured graph.
 
 A step's products have requests * width rows, cut into tiles: sizes are those that fill the last tile best, so
-that a bucket is not slower than the work in it (width 100: 5, 10, 15, 20 requests). Prompts cost less than
-steps, so their sizes grow faster.
+that a bucket is not slower than the work in it (width 100: 5, 10, 15, 20 requests). Tokens of prompts are
+measured by all rows of a search, tokens + requests * width * steps: from one size to the next they add the
+same share of those. So where steps are most of the work, there are few sizes, and many where prompts are.
+
+How fine they are is a matter of graphs, each of which takes its time to capture: PADDING, or more than that
+where there would be over MOST_GRAPHS.
 """
 
 from __future__ import annotations
@@ -14,7 +18,13 @@ from dataclasses import dataclass
 from engine.packed import MIN_SAMPLES
 
 TILE_ROWS = 256  # what cuBLASLt's larger tiles take at once
-GROWTH = 1.3  # of requests, and of tokens a prompt, from one size to the next
+GROWTH, NARROW_GROWTH = (
+    1.15,
+    1.3,
+)  # of requests, from one size to the next, at the whole width and at a narrow one
+PADDING, NARROW_PADDING = 0.02, 0.1  # of a search's rows, the most that tokens of padding are
+COARSER = 1.1  # times as much padding, until graphs are few enough
+MOST_GRAPHS = 600  # of one pipeline and lane
 SMALLEST_PROMPT = 16
 TOKEN_STEP = 16  # rows of a prompts' pass, in whole steps: what the library's 8-bit products are made for
 NARROW = 4  # a request that asks for a quarter of the width is served by graphs of that width
@@ -41,12 +51,13 @@ class BeamBucket:
 
 @dataclass(frozen=True)
 class SearchSizes:
-    """The most that a pipeline's batches hold; what buckets are made for."""
+    """The most that a pipeline's batches hold; what buckets are made for. `steps`: of one search."""
 
     width: int
     prompts: int
     tokens_per_prompt: int
     tokens: int
+    steps: int = 1
 
 
 class BeamBuckets:
@@ -75,12 +86,23 @@ class BeamBuckets:
 
 
 def make_beam_buckets(sizes: SearchSizes) -> BeamBuckets:
-    """Buckets that hold every batch within `sizes`."""
+    """Buckets that hold every batch within `sizes`, as fine as MOST_GRAPHS allow."""
+    coarse = 1.0
+    while len(made := _make(sizes, coarse)) > MOST_GRAPHS:
+        coarse *= COARSER
+    return BeamBuckets(made)
+
+
+def _make(sizes: SearchSizes, coarse: float) -> list[BeamBucket]:
     made = []
     for width in width_sizes(sizes.width):
-        for prompts in prompt_sizes(width, sizes.prompts):
-            made += [BeamBucket(prompts, width, tokens) for tokens in token_sizes(prompts, sizes)]
-    return BeamBuckets(made)
+        whole = width >= sizes.width
+        growth, padding = (GROWTH, PADDING) if whole else (NARROW_GROWTH, NARROW_PADDING)
+        for prompts in prompt_sizes(width, sizes.prompts, growth):
+            rows = prompts * width * sizes.steps
+            tokens = token_sizes(prompts, sizes, rows, coarse * padding)
+            made += [BeamBucket(prompts, width, each) for each in tokens]
+    return made
 
 
 def width_sizes(width: int) -> tuple[int, ...]:
@@ -89,7 +111,7 @@ def width_sizes(width: int) -> tuple[int, ...]:
     return (max(2, width),) if narrow < LEAST_NARROW else (narrow, width)
 
 
-def prompt_sizes(width: int, most: int) -> tuple[int, ...]:
+def prompt_sizes(width: int, most: int, growth: float = GROWTH) -> tuple[int, ...]:
     """Ascending from 1 to `most`, each the best filled within reach of the one before."""
 
     def filled(count: int) -> float:
@@ -98,20 +120,22 @@ def prompt_sizes(width: int, most: int) -> tuple[int, ...]:
 
     sizes = [1]
     while sizes[-1] < most:
-        reach = range(sizes[-1] + 1, min(most, max(sizes[-1] + 1, int(sizes[-1] * GROWTH))) + 1)
+        reach = range(sizes[-1] + 1, min(most, max(sizes[-1] + 1, int(sizes[-1] * growth))) + 1)
         sizes.append(max(reach, key=lambda count: (filled(count), count)))
     return tuple(sizes)
 
 
-def token_sizes(prompts: int, sizes: SearchSizes) -> tuple[int, ...]:
-    """Of all prompts together, ascending; the last holds any batch of so many."""
-    padding = max(prompts, MIN_SAMPLES)
-    most = min(sizes.tokens, prompts * sizes.tokens_per_prompt) + padding
-    found, each = [], float(SMALLEST_PROMPT)
-    while (tokens := whole_steps(int(prompts * each) + padding)) < most:
+def token_sizes(prompts: int, sizes: SearchSizes, rows: int, padding: float) -> tuple[int, ...]:
+    """Of all prompts together, ascending; the last holds any batch of so many. From one to the next they add
+    `padding` of the tokens and the steps' `rows`, or a whole step."""
+    extra = max(prompts, MIN_SAMPLES)
+    most = whole_steps(min(sizes.tokens, prompts * sizes.tokens_per_prompt) + extra)
+    found, tokens = [], whole_steps(prompts * SMALLEST_PROMPT + extra)
+    while tokens < most:
         found.append(tokens)
-        each *= GROWTH
-    return (*found, whole_steps(most))
+        step = int(padding * (tokens + rows)) // TOKEN_STEP * TOKEN_STEP
+        tokens += max(step, TOKEN_STEP)
+    return (*found, most)
 
 
 def whole_steps(tokens: int) -> int:

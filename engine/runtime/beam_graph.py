@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
@@ -58,6 +58,7 @@ class BeamGraphLane:
             tuple[int, ...], Tensor
         ] = {}  # end tokens on the device, kept for graphs that read them
         self._graphs: dict[SearchKey, CapturedSearch] = {}
+        self._shapes: dict[SearchKey, Frontier] = {}  # of what was run before a capture, by its steps
 
     @property
     def num_graphs(self) -> int:
@@ -71,33 +72,35 @@ class BeamGraphLane:
             for side in self._sides:
                 side.inputs = torch.zeros(wanted, dtype=torch.uint8, pin_memory=True)
 
-    def capture(self, key: SearchKey, head: Head, legal: LegalTensors | None) -> None:
-        """One graph, after one run of the same: libraries choose and load kernels by size, which a capture
-        does not allow. Replaces the key's graph where there is one."""
-        bucket, stream = key.bucket, self._lane.stream
+    def capture(self, key: SearchKey, head: Head, legal: LegalTensors | None, *, afresh: bool) -> None:
+        """One graph, after one run of what no graph before it had: libraries choose and load kernels by size,
+        which a capture does not allow. Replaces the key's graph where there is one. `afresh`: of other legal
+        sequences than before."""
+        bucket, stream, like = key.bucket, self._lane.stream, replace(key, bucket=_of_steps(key.bucket))
         stream.synchronize()  # a batch may not have been copied yet from where this writes
         size = BeamInputs.num_bytes(bucket)
         to_device = self._inputs[:size], self._sides[0].inputs[:size]
         _fill_evenly(BeamInputs.over(to_device[1], bucket), bucket)
         with torch.cuda.stream(stream), torch.no_grad():
             to_device[0].copy_(to_device[1], non_blocking=True)
-            found = self._search(key, head, legal)
-            columns: dict[str, Any] = {n: None if x is None else x.to("meta") for n, x in vars(found).items()}
-            num_bytes = gather_results(found).nbytes
-            del found  # its memory is the graph's, too
+            if afresh or like not in self._shapes:
+                self._shapes[like] = _shapes_of(self._search(key, head, legal))
+            else:  # the steps have run; how many tokens prompts have is nothing to them
+                self._hold(bucket)
+                self._cache.prompt()
             stream.synchronize()
             with Capture(self._lane.memory, stream) as graph:
                 gathered = gather_results(self._search(key, head, legal))
-        ends = [self._ends_at(side, bucket, num_bytes, Frontier(**columns)) for side in self._sides]
+        ends = [self._ends_at(side, bucket, gathered.nbytes, self._shapes[like]) for side in self._sides]
         self._graphs[key] = CapturedSearch(graph, to_device[0], gathered, ends)
 
     def drop(self, place: int) -> None:
         """The graphs over one pipeline's legal sequences; waits for what was launched."""
         self._lane.stream.synchronize()
         self._before = self._last = None
-        self._graphs = {
-            key: graph for key, graph in self._graphs.items() if key.place is None or key.place[0] != place
-        }
+        for kept in (self._graphs, self._shapes):
+            for key in [key for key in kept if key.place is not None and key.place[0] == place]:
+                del kept[key]
 
     def find(self, key: SearchKey) -> CapturedSearch | None:
         return self._graphs.get(key)
@@ -150,12 +153,15 @@ class BeamGraphLane:
         return Ends(side, inputs, source, target, HostResults(target, like))
 
     def _search(self, key: SearchKey, head: Head, legal: LegalTensors | None) -> Frontier:
-        bucket = key.bucket
+        given = self._hold(key.bucket)
+        rules = Rules(key.bucket.width, given.widths, self._end_tokens(key.plan), legal)
+        return search(self._cache, head, rules, key.plan.steps)
+
+    def _hold(self, bucket: BeamBucket) -> BeamInputs:
         given = BeamInputs.over(self._inputs, bucket)
         prompts = PromptInputs(given.input_ids, given.positions, given.cu_seqlens)
         self._cache.hold(prompts, bucket.prompts, bucket.width)
-        rules = Rules(bucket.width, given.widths, self._end_tokens(key.plan), legal)
-        return search(self._cache, head, rules, key.plan.steps)
+        return given
 
     def _end_tokens(self, plan: SearchPlan) -> Tensor | None:
         if plan.end_tokens is None:
@@ -173,3 +179,13 @@ def _fill_evenly(inputs: BeamInputs, bucket: BeamBucket) -> None:
     each = max(1, (bucket.tokens - TOKEN_STEP) // bucket.segments - 1)
     inputs.cu_seqlens.copy_(torch.arange(bucket.segments + 1) * each)
     inputs.widths.fill_(bucket.width)
+
+
+def _of_steps(bucket: BeamBucket) -> BeamBucket:
+    """One for all that differ in tokens alone."""
+    return replace(bucket, tokens=0)
+
+
+def _shapes_of(found: Frontier) -> Frontier:
+    columns: dict[str, Any] = {name: None if x is None else x.to("meta") for name, x in vars(found).items()}
+    return Frontier(**columns)

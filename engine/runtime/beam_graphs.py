@@ -225,7 +225,7 @@ class GraphBeamLanes(BeamLanes):
             self.this_lane.reserve([key.bucket for key in keys])
             for key in keys:
                 if again or self.this_lane.find(key) is None:  # a pipeline may open once more
-                    self.this_lane.capture(key, head, legal)
+                    self.this_lane.capture(key, head, legal, afresh=again)
             torch.cuda.empty_cache()  # what the runs before captures took
 
     @contextmanager

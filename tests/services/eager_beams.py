@@ -35,7 +35,7 @@ from engine.runtime.native import Runner
 VOCAB, STEPS, WIDTH = 64, 3, 6
 BOUNDS = BatchBounds(samples=8, tokens=64, tokens_per_sample=20)
 BEAM = BeamBounds(width=WIDTH, steps=STEPS, prompts=4)
-SIZES = SearchSizes(WIDTH, BEAM.prompts, BOUNDS.tokens_per_sample, BOUNDS.tokens)
+SIZES = SearchSizes(WIDTH, BEAM.prompts, BOUNDS.tokens_per_sample, BOUNDS.tokens, STEPS)
 PLAN = SearchPlan(STEPS)
 PROMPTS = [[5, 6, 7], [1], [42] * 20, [9, 8, 7, 6, 5]]
 INV_FREQ = tuple((1e-4 ** (torch.arange(0, 16, 2) / 16)).tolist())

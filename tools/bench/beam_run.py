@@ -6,6 +6,7 @@ kernels by class, and what a set of legal sequences costs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from engine.beam.legal import LegalTensors
 from engine.beam.search import SearchPlan
 from engine.models.architecture import Architecture
 from engine.packed import pack
-from engine.runtime.beam_buckets import BeamBuckets, SearchSizes, make_beam_buckets
+from engine.runtime.beam_buckets import BeamBucket, BeamBuckets, SearchSizes, make_beam_buckets
 from engine.runtime.beam_graphs import GraphBeamLanes
 from engine.runtime.legal_slots import LegalSlots, PlacedLegal
 from tools.bench.beam_loops import Finish, Lanes, Load, Prompt, best_rate, run_closed
@@ -27,9 +28,9 @@ from tools.bench.kernel_classes import shares
 
 Say = Callable[[str], None]
 MEAN_MS = 20.0  # the latency at which loads are compared
-SPREAD = (
-    1.8  # of a batch's mean prompt around the mix's: sizes beyond have no graph here, and count as fallbacks
-)
+# Of a batch's mean prompt around the mix's, over the root of its requests: sizes beyond have no graph here
+# and count as fallbacks.
+SPREAD = 2.5
 FIRST_RATE = 0.7  # of the best closed loop's, where arrivals begin
 
 
@@ -92,15 +93,10 @@ class MixTimer:
         self.plan = SearchPlan(loads.steps)
         self.prompts = draw_prompts(mix, what.architecture.vocab_size)
         mean, most = MIXES[mix]
-        self.sizes = SearchSizes(loads.width, loads.prompts, most, loads.prompts * most)
+        self.sizes = SearchSizes(loads.width, loads.prompts, most, loads.prompts * most, loads.steps)
         every = make_beam_buckets(self.sizes).all
         self.buckets = BeamBuckets(
-            [
-                bucket
-                for bucket in every
-                if bucket.width == loads.width
-                and (bucket.prompts < 4 or mean / SPREAD <= bucket.tokens / bucket.prompts <= mean * SPREAD)
-            ]
+            [each for each in every if each.width == loads.width and _likely(each, mean)]
         )
         self.legal: LegalTensors | None = None
         what.beams.prepare(self.plan, self.sizes, None, self.buckets)
@@ -219,6 +215,12 @@ def time_items(what: Searched, loads: BeamLoads, timer: MixTimer, line: Say) -> 
     rows = [timer.time(count, line) for count in loads.requests]
     timer.legal = None
     return {"count": loads.items, "bytes": size, "illegal": illegal, "graphs": rows}
+
+
+def _likely(bucket: BeamBucket, mean: float) -> bool:
+    """Of prompts of this mean."""
+    spread = 1 + SPREAD / math.sqrt(bucket.prompts)
+    return bucket.prompts < 4 or mean / spread <= bucket.tokens / bucket.prompts <= mean * spread
 
 
 def _best(loads: Sequence[Load]) -> dict[str, Any] | None:

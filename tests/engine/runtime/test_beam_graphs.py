@@ -28,6 +28,7 @@ from eager_beams import (
 )
 from eager_beams import EagerBeams as Beams
 from engine.beam.head_weight import HeadWeight
+from engine.beam.kept_cache import KeptCache
 from engine.beam.search import SearchPlan
 from engine.beam.selection import RawLogits
 from engine.packed import pack
@@ -173,6 +174,28 @@ def test_bounds_are_those_of_the_batch() -> None:
             assert bucket is not None
             assert bucket.tokens >= tokens + bucket.segments - prompts
     assert buckets.choose(SIZES.prompts + 1, 60, WIDTH) is None
+
+
+def test_steps_are_run_once_before_captures_that_differ_in_tokens(
+    beams: Beams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: Counter[str] = Counter()
+    for name in ("prompt", "step"):
+        real = getattr(KeptCache, name)
+
+        def run(*given: Any, name: str = name, real: Any = real) -> Any:
+            ran[name] += 1
+            return real(*given)
+
+        monkeypatch.setattr(KeptCache, name, run)
+    slots = beams.make_slots()
+    old = slots.place(items(0, 50), None)
+    beams.prepare(PLAN, SIZES, slots, BeamBuckets([BeamBucket(2, WIDTH, tokens) for tokens in (30, 46)]))
+    lanes, places, graphs = 2, 2, 2
+    assert ran == {"prompt": lanes * places * graphs * 2, "step": lanes * places * STEPS * (graphs + 1)}
+    ran.clear()
+    slots.place(items(0, 5000), old)  # another place, of other sizes
+    assert ran == {"prompt": lanes * graphs * 2, "step": lanes * STEPS * graphs * 2}
 
 
 @pytest.mark.usefixtures("acted_cuda")
