@@ -44,6 +44,9 @@ class BeamBucket:
         """Of the prompts' pass: a compiled package treats one as special."""
         return max(self.prompts, MIN_SAMPLES)
 
+    def __str__(self) -> str:
+        return f"{self.prompts} prompts of {self.width} beams, {self.tokens} tokens"
+
     def cost(self) -> tuple[int, int, int]:
         """The smaller, the sooner its graph ends: rows of every step come before tokens of one pass."""
         return self.width, self.prompts, self.tokens

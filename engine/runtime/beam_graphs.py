@@ -78,13 +78,13 @@ class GraphBeamLanes(BeamLanes):
         buckets: BeamBuckets | None = None,
     ) -> None:
         """Capture on every lane what batches within `sizes` need; call while no lane has work."""
-        started = time.monotonic()
         prepared = _Prepared(plan, buckets or make_beam_buckets(sizes), self._head.of(plan))
-        with self._capturing:  # items may outgrow their place meanwhile
+        with self._capturing:  # items may outgrow their place meanwhile, or another pipeline opens
+            started = time.monotonic()
             self._prepared.setdefault(slots, []).append(prepared)
             for slot in (None,) if slots is None else (0, 1):
                 self._capture(prepared, slots, slot)
-        self._seconds += time.monotonic() - started
+            self._seconds += time.monotonic() - started
 
     def make_slots(self) -> LegalSlots:
         slots = LegalSlots(self.device, self._recapture)
@@ -98,7 +98,7 @@ class GraphBeamLanes(BeamLanes):
         place = self._numbers.pop(slots)
 
         def drop() -> None:
-            with self._alone():
+            with self._counted():
                 self.this_lane.drop(place)
 
         with suppress(RuntimeError):  # the lanes have ended, and their graphs with them
@@ -183,14 +183,14 @@ class GraphBeamLanes(BeamLanes):
         plan: SearchPlan,
         legal: LegalTensors | None = None,
     ) -> Callable[[], None]:
-        """Fill this lane's buffers with one batch; what it returns enqueues its graph on the caller's current
-        stream, for timing while nothing else runs. ValueError where no graph holds it."""
+        """Fill this lane's buffers with one batch; what comes back enqueues its graph on the caller's stream,
+        for timing while nothing else runs. ValueError where no graph holds it."""
         key = self.key(packed, widths, plan, legal)
         if key is None:
             raise ValueError(f"{packed.num_samples} prompts, {packed.num_tokens} tokens: no graph holds them")
         captured = self.this_lane.find(key)
         if captured is None:
-            raise ValueError(f"{key}: was not captured")
+            raise ValueError(f"{key.bucket}: was not captured on this lane")
         captured.ends[0].inputs.fill(packed, widths)
         return captured.enqueue
 
@@ -209,36 +209,39 @@ class GraphBeamLanes(BeamLanes):
         self, prepared: _Prepared, slots: LegalSlots | None, slot: int | None, *, again: bool = False
     ) -> None:
         """Every bucket on every lane; `again`: in place of graphs that are there, one after the other."""
-        buckets, head = prepared.buckets.all, prepared.head
         placed = None if slots is None or slot is None else slots.whole(slot)
         place = None if slots is None or slot is None else (self._numbers[slots], slot)
-        keys = [SearchKey(prepared.plan, place, bucket) for bucket in buckets]
+        keys = [SearchKey(prepared.plan, place, bucket) for bucket in prepared.buckets.all]
         at_once = 1 if again else len(keys)
         for first in range(0, len(keys), at_once):
             some = keys[first : first + at_once]
-            self.pool.on_every_lane(partial(self._capture_some, some, head, placed, again))
+            self.pool.on_every_lane(partial(self._capture_some, some, prepared.head, placed, again))
 
     def _capture_some(
         self, keys: Sequence[SearchKey], head: Head, legal: LegalTensors | None, again: bool
     ) -> None:
-        with self._alone(), quiet_collector():
+        with self._counted(), quiet_collector():
             self.this_lane.reserve([key.bucket for key in keys])
             for key in keys:
                 if again or self.this_lane.find(key) is None:  # a pipeline may open once more
                     self.this_lane.capture(key, head, legal, afresh=again)
-            torch.cuda.empty_cache()  # what the runs before captures took
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """On a lane's thread, while no lane launches or captures; notes what the device's memory loses."""
-        with self.pool.launching, torch.cuda.device(self.device):
+    def _counted(self) -> Iterator[None]:
+        """Alone on the device, and what its memory loses or gets back is this lane's."""
+        with self.pool.alone():
             torch.cuda.empty_cache()  # or what others left would be reused, or freed, and counted wrongly
             free = torch.cuda.mem_get_info(self.device)[0]
             yield
+            torch.cuda.empty_cache()  # what runs before captures took
             self._lane_bytes[self.pool.this_place] += free - torch.cuda.mem_get_info(self.device)[0]
 
+    def _open_passes(self) -> tuple[Passes, Passes]:
+        with self._counted():
+            return super()._open_passes()
+
     def _make_cache(self, prompt: Passes, step: Passes) -> BeamCache | KeptCache:
-        with self._alone():
+        with self._counted():
             return super()._make_cache(prompt, step)
 
     def _open(self) -> None:

@@ -9,7 +9,8 @@ thread that waits for a lane has nothing else to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import TypeVar
@@ -71,7 +72,12 @@ class GraphLanePool(LanePool):
 
     def prepare(self, head: Head) -> None:
         """Capture `head` on every lane. Call while no lane has work."""
-        self.on_every_lane(lambda: self._alone(lambda lane: lane.capture_head(head)))
+
+        def capture() -> None:
+            with self.alone() as lane:
+                lane.capture_head(head)
+
+        self.on_every_lane(capture)
 
     @property
     def this_lane(self) -> GraphLane:
@@ -80,6 +86,12 @@ class GraphLanePool(LanePool):
         if lane is None:
             raise RuntimeError("not a lane's thread: submit the work to LanePool.executor")
         return lane
+
+    @contextmanager
+    def alone(self) -> Iterator[GraphLane]:
+        """The calling thread's lane, while no other one launches or captures."""
+        with self.launching, torch.cuda.device(self._device):
+            yield self.this_lane
 
     @property
     def this_place(self) -> int:
@@ -182,12 +194,13 @@ class GraphLanePool(LanePool):
         self._capture_shared(self._shared_tokens, half)
 
     def _capture_shared(self, sizes: tuple[int, ...], max_sms: int) -> None:
-        def capture(lane: GraphLane) -> None:
-            free = torch.cuda.mem_get_info(self._device)[0]
-            lane.capture_shared(sizes, max_sms)
-            self._lane_bytes[self.this_place] += free - torch.cuda.mem_get_info(self._device)[0]
+        def capture() -> None:
+            with self.alone() as lane:
+                free = torch.cuda.mem_get_info(self._device)[0]
+                lane.capture_shared(sizes, max_sms)
+                self._lane_bytes[self.this_place] += free - torch.cuda.mem_get_info(self._device)[0]
 
-        self.on_every_lane(lambda: self._alone(capture))
+        self.on_every_lane(capture)
 
     def _measure(self, work: Callable[[], T]) -> T:
         """On a lane's thread, while no lane launches; the caller sees to it that none runs."""
@@ -205,8 +218,3 @@ class GraphLanePool(LanePool):
         count = min(max(1, -(-tokens // length)), self._bounds.samples)
         ids = torch.randint(0, self._vocab_size, (min(tokens, count * length),))
         return pack([chunk.tolist() for chunk in ids.chunk(count)])
-
-    def _alone(self, work: Callable[[GraphLane], None]) -> None:
-        """On a lane's thread, while no other lane launches or captures."""
-        with self.launching, torch.cuda.device(self._device):
-            work(self.this_lane)

@@ -118,7 +118,11 @@ def make_beams(model: TinyModel, lanes: int = 2) -> EagerBeams:
         Path("none/model.pt2"), model.prepared, BOUNDS, vocab_size=VOCAB, device=device, lanes=lanes
     )
     EagerBeams.passes = model.passes
-    return EagerBeams(pool, Path("none"), BEAM, model.head, dataclasses.asdict(ARCHITECTURE), BOUNDS)
+    try:
+        return EagerBeams(pool, Path("none"), BEAM, model.head, dataclasses.asdict(ARCHITECTURE), BOUNDS)
+    except BaseException:
+        pool.close()
+        raise
 
 
 def captured(

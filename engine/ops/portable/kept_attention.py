@@ -69,8 +69,11 @@ def launch(
     return out
 
 
-def _fake(qkv: Tensor, positions: Tensor, cos: Tensor, *more: object) -> Tensor:
-    heads = next(x for x in more if isinstance(x, int))
+def _fake(
+    qkv: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, q_weight: Tensor | None,
+    k_weight: Tensor | None, slot: Tensor, keys: Tensor, values: Tensor, prompt_keys: Tensor,
+    prompt_values: Tensor, ancestors: Tensor, cu_seqlens: Tensor, heads: int, *_: object,
+) -> Tensor:  # fmt: skip
     return torch.empty((qkv.shape[0], heads * 2 * cos.shape[1]), dtype=qkv.dtype, device=qkv.device)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from eager_beams import (
     STEPS,
     VOCAB,
     WIDTH,
+    TinyModel,
     captured,
     items,
     make_beams,
@@ -33,17 +35,30 @@ from engine.beam.search import SearchPlan
 from engine.beam.selection import RawLogits
 from engine.packed import pack
 from engine.runtime.beam_buckets import BeamBucket, BeamBuckets, make_beam_buckets
+from engine.runtime.beam_graph import BeamGraphLane
 from engine.runtime.legal_slots import StaleLegalError
 
+OpenBeams = Callable[..., Beams]
 FEW = BeamBuckets([BeamBucket(4, WIDTH, 68), BeamBucket(2, WIDTH, 30)])  # acting a capture out takes its time
 
 
 @pytest.fixture
-def beams(acted_cuda: None) -> Iterator[Beams]:
+def open_beams(acted_cuda: None) -> Iterator[OpenBeams]:
+    """Their pools are closed after the test."""
     del acted_cuda
-    made = make_beams(make_model())
-    yield made
-    made.pool.close()
+    with ExitStack() as opened:
+
+        def make(model: TinyModel, lanes: int = 2) -> Beams:
+            made = make_beams(model, lanes)
+            opened.callback(made.pool.close)
+            return made
+
+        yield make
+
+
+@pytest.fixture
+def beams(open_beams: OpenBeams) -> Beams:
+    return open_beams(make_model())
 
 
 def test_every_batch_is_what_its_operations_give(beams: Beams) -> None:
@@ -88,13 +103,12 @@ def test_a_batch_takes_the_smallest_graph_whoever_asked_for_it(beams: Beams) -> 
 
 
 def test_graphs_and_what_they_take_are_in_the_report(
-    acted_cuda: None, monkeypatch: pytest.MonkeyPatch
+    open_beams: OpenBeams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each measured piece of work takes 1000 bytes here: a lane's own graphs, its state, what it captured."""
-    del acted_cuda
     free = itertools.count(1_000_000, -1_000)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (next(free), 0))
-    beams = make_beams(make_model())
+    beams = open_beams(make_model())
     alone = beams.pool.load_report
     beams.prepare(PLAN, SIZES, None, FEW)
     report = alone.joined(beams.load_report)
@@ -103,22 +117,53 @@ def test_graphs_and_what_they_take_are_in_the_report(
     assert (alone.lane_bytes, report.lane_bytes) == ((1_000, 1_000), (3_000, 3_000))
     assert report.seconds > alone.seconds
     assert report.weights_bytes == alone.weights_bytes
-    beams.pool.close()
 
 
-@pytest.mark.usefixtures("acted_cuda")
-def test_a_failed_prompt_fails_alone() -> None:
+def test_memory_that_a_pipeline_gives_back_is_not_counted(
+    beams: Beams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = [1_000_000]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free[0], 0))
+    for name, taken in (("reserve", 5_000), ("drop", -5_000)):
+        real = getattr(BeamGraphLane, name)
+
+        def change(*given: Any, real: Any = real, taken: int = taken) -> None:
+            free[0] -= taken
+            real(*given)
+
+        monkeypatch.setattr(BeamGraphLane, name, change)
+    slots, before = beams.make_slots(), beams.load_report.lane_bytes
+    slots.place(items(0, 50), None)
+    beams.prepare(PLAN, SIZES, slots, FEW)
+    assert beams.load_report.lane_bytes == tuple(each + 2 * 5_000 for each in before)  # both places
+    beams.release(slots)
+    assert beams.load_report.lane_bytes == tuple(each + 5_000 for each in before)
+
+
+def test_a_batch_without_a_graph_is_not_held(beams: Beams) -> None:
+    beams.prepare(PLAN, SIZES, None, FEW)
+    for lane in beams._lanes:
+        lane._graphs.clear()
+    for prompts, said in (
+        ([[1]] * 5, "5 prompts, 5 tokens: no graph holds them"),
+        (PROMPTS, "4 prompts of 6 beams, 68 tokens: was not captured"),
+    ):
+        job = beams.pool.executor.submit(beams.hold, pack(prompts), [WIDTH] * len(prompts), PLAN)
+        with pytest.raises(ValueError, match=said):
+            job.result(60)
+
+
+def test_a_failed_prompt_fails_alone(open_beams: OpenBeams) -> None:
     """A token whose embedding is NaN, which no beam may take."""
     model = make_model()
     model.prepared["embed_tokens.weight"][11] = torch.nan
-    beams, plan = make_beams(model, 1), SearchPlan(STEPS, None, ((12, 60),) * (STEPS + 1))
+    beams, plan = open_beams(model, 1), SearchPlan(STEPS, None, ((12, 60),) * (STEPS + 1))
     beams.prepare(plan, SIZES, None, FEW)
     found = captured(beams, [PROMPTS[0], [3, 11, 2], PROMPTS[2]], [WIDTH] * 3, plan)
     assert found.failed.tolist() == [False, True, False]
     good = captured(beams, [PROMPTS[0], [3, 12, 2], PROMPTS[2]], [WIDTH] * 3, plan)
     for sample in (0, 2):
         assert torch.equal(found.tokens[sample], good.tokens[sample])
-    beams.pool.close()
 
 
 def test_items_are_swapped_between_two_batches(beams: Beams) -> None:
@@ -142,11 +187,10 @@ def test_items_are_swapped_between_two_batches(beams: Beams) -> None:
         assert beams.num_graphs == 0
 
 
-@pytest.mark.usefixtures("acted_cuda")
-def test_8_bits() -> None:
+def test_8_bits(open_beams: OpenBeams) -> None:
     """Slices that begin and end within what a product takes at once."""
     model = make_model("fp8")
-    beams = make_beams(model, 1)
+    beams = open_beams(model, 1)
     assert model.head.narrow is not None
     assert model.head.narrow_scale is not None
     wide = HeadWeight((model.head.narrow.float() * model.head.narrow_scale).bfloat16())
@@ -162,7 +206,6 @@ def test_8_bits() -> None:
             assert isinstance(want, torch.Tensor)
             assert raw.values.shape == want.shape
             assert float((raw.values * raw.scales[..., None] - want).norm() / want.norm()) < 0.05
-    beams.pool.close()
 
 
 def test_bounds_are_those_of_the_batch() -> None:
@@ -198,18 +241,16 @@ def test_steps_are_run_once_before_captures_that_differ_in_tokens(
     assert ran == {"prompt": lanes * graphs * 2, "step": lanes * STEPS * graphs * 2}
 
 
-@pytest.mark.usefixtures("acted_cuda")
-def test_a_graph_has_no_small_operations() -> None:
+def test_a_graph_has_no_small_operations(open_beams: OpenBeams) -> None:
     """Each would be a kernel of its own, some 2 us of a lone request's 5,000."""
     model = make_model("fp8")
     empty = torch.zeros(64, model.head.weight.shape[1]).bfloat16()
     passes = (lambda given: [empty[: len(given[2]) - 1]], lambda given: [empty[: len(given[0])]])
-    beams = make_beams(dataclasses.replace(model, passes=passes), 1)
+    beams = open_beams(dataclasses.replace(model, passes=passes), 1)
     beams.prepare(PLAN, SIZES, None, FEW)
     key = beams.key(pack(PROMPTS), [WIDTH] * 4, PLAN, None)
     assert key is not None
     graph: Any = beams.pool.executor.submit(lambda: beams.this_lane.find(key)).result().graph
-    beams.pool.close()
     calls = Counter(str(func).split(".")[1] for func, *_ in graph._notes.calls if not func.is_view)
     once = dict.fromkeys(("zeros", "beam_positions", "cat"), 1)
     expansion = dict.fromkeys(("quantise_rows", "linear_e4m3", "beam_select", "beam_follow"), STEPS + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 
 import pytest
 import torch
@@ -113,14 +114,14 @@ def test_nan_fails_one_request_alone() -> None:
     model = make_model("bf16", "cuda")
     model.prepared["embed_tokens.weight"][11] = torch.nan
     beams, plan = make_beams(model, 1), SearchPlan(STEPS, None, ((12, 60),) * (STEPS + 1))
-    beams.prepare(plan, SIZES)
-    found = captured(beams, [PROMPTS[0], [3, 11, 2], PROMPTS[2]], [WIDTH] * 3, plan)
-    good = captured(beams, [PROMPTS[0], [3, 12, 2], PROMPTS[2]], [WIDTH] * 3, plan)
+    with closing(beams.pool):
+        beams.prepare(plan, SIZES)
+        found = captured(beams, [PROMPTS[0], [3, 11, 2], PROMPTS[2]], [WIDTH] * 3, plan)
+        good = captured(beams, [PROMPTS[0], [3, 12, 2], PROMPTS[2]], [WIDTH] * 3, plan)
     assert found.failed.tolist() == [False, True, False]
     for sample in (0, 2):
         assert torch.equal(found.tokens[sample], good.tokens[sample])
         assert torch.equal(found.scores[sample], good.scores[sample])
-    beams.pool.close()
 
 
 def test_items_are_swapped_between_two_replays(beams: EagerBeams) -> None:
