@@ -119,21 +119,13 @@ class GraphBeamLanes(BeamLanes):
         return LoadReport(self._seconds, self.num_graphs, 0, tuple(self._lane_bytes))
 
     def search(
-        self,
-        packed: PackedBatch,
-        widths: Sequence[int],
-        plan: SearchPlan,
-        legal: LegalTensors | None = None,
+        self, packed: PackedBatch, widths: Sequence[int], plan: SearchPlan, legal: LegalTensors | None = None
     ) -> Frontier:
         """See BeamLanes; StaleLegalError where `legal` is being replaced."""
         return self.begin(packed, widths, plan, legal)()
 
     def begin(
-        self,
-        packed: PackedBatch,
-        widths: Sequence[int],
-        plan: SearchPlan,
-        legal: LegalTensors | None = None,
+        self, packed: PackedBatch, widths: Sequence[int], plan: SearchPlan, legal: LegalTensors | None = None
     ) -> Callable[[], Frontier]:
         """See BeamLanes; StaleLegalError where `legal` is being replaced."""
         self._check(packed, widths, plan)
@@ -149,7 +141,8 @@ class GraphBeamLanes(BeamLanes):
                 return lambda: found
             pending = lane.launch(captured, packed, widths, width, self.pool.launching)
             using = held.pop_all()  # until the results are there
-        lane.wait_turn()
+        with suppress(RuntimeError):  # of the device: `finish` raises it, too
+            lane.wait_turn()
 
         def finish() -> Frontier:
             with using:
@@ -177,11 +170,7 @@ class GraphBeamLanes(BeamLanes):
         return None if bucket is None else SearchKey(plan, place, bucket)
 
     def hold(
-        self,
-        packed: PackedBatch,
-        widths: Sequence[int],
-        plan: SearchPlan,
-        legal: LegalTensors | None = None,
+        self, packed: PackedBatch, widths: Sequence[int], plan: SearchPlan, legal: LegalTensors | None = None
     ) -> Callable[[], None]:
         """Fill this lane's buffers with one batch; what comes back enqueues its graph on the caller's stream,
         for timing while nothing else runs. ValueError where no graph holds it."""

@@ -80,11 +80,7 @@ class BeamLanes:
         """A pipeline closes: what was made for its legal sequences may go. Idempotent."""
 
     def search(
-        self,
-        packed: PackedBatch,
-        widths: Sequence[int],
-        plan: SearchPlan,
-        legal: LegalTensors | None = None,
+        self, packed: PackedBatch, widths: Sequence[int], plan: SearchPlan, legal: LegalTensors | None = None
     ) -> Frontier:
         """widths: of each prompt, at least 1. `legal` is on `device`. Everything of the answer is on the CPU;
         it has the batch's greatest width, and a prompt's beams past its own are dead.
@@ -115,11 +111,7 @@ class BeamLanes:
         return Frontier(**columns)
 
     def begin(
-        self,
-        packed: PackedBatch,
-        widths: Sequence[int],
-        plan: SearchPlan,
-        legal: LegalTensors | None = None,
+        self, packed: PackedBatch, widths: Sequence[int], plan: SearchPlan, legal: LegalTensors | None = None
     ) -> Callable[[], Frontier]:
         """`search` in two parts, the first on a lane's thread: it returns once the lane may take another
         batch. What it returns waits for the results; to be called once, on any thread."""

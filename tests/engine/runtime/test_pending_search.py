@@ -15,7 +15,7 @@ from engine.packed import pack
 from engine.runtime import beam_graph
 from engine.runtime.beam_buckets import BeamBucket, BeamBuckets, SearchSizes
 from engine.runtime.legal_slots import StaleLegalError
-from engine.runtime.pending_search import CapturedSearch
+from engine.runtime.pending_search import CapturedSearch, PendingSearch
 
 SIZES, FEW = SearchSizes(WIDTH, 4, 20, 64), BeamBuckets([BeamBucket(2, WIDTH, 46)])
 ONE, OTHER, THIRD = [PROMPTS[0]], PROMPTS[1:3], PROMPTS[3:]
@@ -61,6 +61,23 @@ def test_memory_is_given_back_where_a_batch_fails(beams: EagerBeams, monkeypatch
                 job = beams.pool.executor.submit(beams.search, pack(ONE), [WIDTH], PLAN)
                 with pytest.raises(RuntimeError, match="acted"):
                     job.result(60)
+    same(begin(beams, ONE).result(60)(), plain(beams, ONE, [WIDTH]))
+
+
+def test_a_device_that_fails_meanwhile_is_told_by_the_results(
+    beams: EagerBeams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beams.prepare(PLAN, SIZES, None, FEW)
+
+    def fail(_: object) -> None:
+        raise RuntimeError("acted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PendingSearch, "wait", fail)
+        for _ in range(3):
+            finish = begin(beams, ONE).result(60)
+            with pytest.raises(RuntimeError, match="acted"):
+                finish()
     same(begin(beams, ONE).result(60)(), plain(beams, ONE, [WIDTH]))
 
 
