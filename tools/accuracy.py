@@ -35,16 +35,23 @@ def read_calibration(name: str | None, pipelines: Sequence[Path], budget: Budget
 
 
 def accuracy_table(accuracy: Mapping[str, Any]) -> Table:
-    """The manifest's account: emulated plans, what was chosen, and the artifact itself as measured."""
-    budget = accuracy["budget"]
-    title = f"against float32; budget: shift {budget['label_shift']:g}, KL {budget['kl']:g}"
-    columns = ["", "label shift", "next-token KL", "same label", "texts", "winners", "8 bits", "speed"]
-    table = Table(*columns, title=title)
+    """The manifest's account: emulated plans, what was chosen, and the artifact itself as measured. Fits the
+    80 columns of a log."""
+    budget, measured = accuracy["budget"], accuracy["measured"]
+    searched = any(each.get("ranks") for each in (measured, *(p["agreement"] for p in accuracy["plans"])))
+    allowed = f"shift {budget['label_shift']:g}, KL {budget['kl']:g}"
+    title = f"emulated plans against float32 on {measured['texts']} texts; budget: {allowed}"
+    columns = ["", "label shift", "KL", "same label", "8 bits", "speed"]
+    if searched:
+        title += f", winners {budget['winners']:g}"
+        columns.append("winners")
+    table = Table(*columns, title=title, caption=escape("; ".join((accuracy["method"], *accuracy["notes"]))))
     for plan in accuracy["plans"]:
+        cells, winners = agreement_cells(plan["agreement"])
         share, speed = f"{plan['eight_bits']:.0%}", f"{plan['speed']:.2f}x"
-        table.add_row(f"{plan['name']} (emulated)", *agreement_cells(plan["agreement"]), share, speed)
-    table.add_row("this artifact", *agreement_cells(accuracy["measured"]), "", "")
-    table.caption = escape("; ".join((accuracy["method"], *accuracy["notes"])))
+        table.add_row(plan["name"], *cells, share, speed, *([winners] if searched else []))
+    cells, winners = agreement_cells(measured)
+    table.add_row("this artifact", *cells, "", "", *([winners] if searched else []))
     return table
 
 
@@ -62,15 +69,14 @@ def times_table(times: Mapping[str, Any]) -> Table:
     return table
 
 
-def agreement_cells(agreement: Mapping[str, Any]) -> list[str]:
-    """An Agreement's numbers as the table shows them; a dash where the texts have no labels, or nothing was
-    searched."""
+def agreement_cells(agreement: Mapping[str, Any]) -> tuple[list[str], str]:
+    """An Agreement's numbers as the table shows them, and its winners; a dash where texts have no labels, or
+    nothing was searched."""
     shift, same = agreement["label_shift"], agreement["label_agreement"]
     ranks = agreement.get("ranks")
-    return [
+    cells = [
         "-" if shift is None else f"{shift:.4f}",
         f"{agreement['next_token_kl']:.5f}",
         "-" if same is None else f"{same:.3f}",
-        str(agreement["texts"]),
-        "-" if ranks is None else f"{ranks['winners']:.3f}",
     ]
+    return cells, "-" if ranks is None else f"{ranks['winners']:.3f}"

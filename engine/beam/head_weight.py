@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.beam.search import Head, SearchPlan
 from engine.beam.selection import RawLogits
-from engine.ops.portable.linear import linear_e4m3
+from engine.ops.portable.linear import linear_e4m3, quantise_weight
 from engine.ops.portable.quantise import quantise_rows
 from engine.ops.portable.quantised import Activation
 
@@ -43,6 +43,13 @@ class HeadWeight:
         return NarrowHead(
             self.weight, plan.slices, **more, narrow=self.narrow, scale=self.narrow_scale, one=one
         )
+
+
+def narrow_head(head: Tensor) -> tuple[Tensor, Tensor] | None:
+    """head[V, H] in 8 bits and its scale, where the library's product takes it (multiples of 16)."""
+    if head.shape[0] % _STEP or head.shape[1] % _STEP:
+        return None
+    return quantise_weight(head)
 
 
 @dataclass(frozen=True, kw_only=True)

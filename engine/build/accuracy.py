@@ -7,13 +7,14 @@ accuracy.svg beside the manifest, whatever the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from engine.build.cuda_beam_package import SERVING
 from engine.build.cuda_package import serves_int8
 from engine.build.plan_times import find_times
 from engine.build.spec import BuildSpec, Calibration
@@ -25,13 +26,15 @@ from engine.prefixes import ConstantPrefix
 from engine.quant.agreement import Agreement, Answers, answer, compare
 from engine.quant.budget import Budget
 from engine.quant.emulation import EmulatedDecoder
-from engine.quant.laboratory import Model
+from engine.quant.laboratory import WHOLE, Model
+from engine.quant.ranks import Ranks
 from engine.quant.requests import TextSets, read_texts
 from engine.quant.schemes import Scheme
 from engine.quant.study import Study, run_study
 from engine.quant.texts import Text, batches
 
 REPORT, CHART = "accuracy.json", "accuracy.svg"
+NO_SEARCH = "winners of a search were not measured: no --pipeline of --calibrate has a node of kind beam"
 Forward = Callable[[PackedBatch], Tensor]
 Progress = Callable[[str], None]
 
@@ -60,10 +63,22 @@ def study_accuracy(
     schemes = choose_schemes(spec, checkpoint.architecture)
     texts = load_texts(calibration, checkpoint, spec.bounds)
     times = find_times(spec, checkpoint.architecture, schemes, progress)
-    study = run_study(model_of(checkpoint), texts, schemes, calibration.budget, times, progress)
+    serving = WHOLE if spec.beam is None else SERVING
+    study = run_study(model_of(checkpoint), texts, schemes, calibration.budget, times, progress, serving)
+    study = replace(study, notes=(*study.notes, *_notes(spec, texts)))
     (folder / REPORT).write_text(study.to_json(), encoding="utf-8")
     (folder / CHART).write_text(study.draw(spec.name), encoding="utf-8")
     return Accuracy(study, texts, calibration.budget)
+
+
+def _notes(spec: BuildSpec, texts: TextSets) -> list[str]:
+    """What a reader of the study might take for measured, and is not."""
+    notes = []
+    if spec.beam is not None and not any(text.search for text in texts.judge):
+        notes.append(NO_SEARCH)
+    if (spec.device, spec.precision) == ("cpu", "auto"):
+        notes.append(f"no CUDA device: this artifact is all {spec.dtype_name}, no plan of these")
+    return notes
 
 
 def choose_schemes(spec: BuildSpec, architecture: Architecture) -> tuple[Scheme, ...]:
@@ -142,12 +157,15 @@ def _after(prefix: ConstantPrefix, texts: Sequence[Text]) -> PackedBatch:
 
 def judge_package(
     accuracy: Accuracy, checkpoint: Checkpoint, forward: Forward, bounds: BatchBounds,
-    prefixes: FullPrecision | None = None,
+    prefixes: FullPrecision | None = None, ranks: Ranks | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What the manifest keeps; ArtifactError where the package is outside its budget."""
+    """What the manifest keeps; ArtifactError where the package is outside its budget. `ranks`: of its
+    searches, where texts are searched from."""
     found = measure_package(model_of(checkpoint), forward, accuracy.texts.judge, bounds, prefixes)
+    found = replace(found, ranks=ranks)
     if (reason := accuracy.budget.broken(found)) is not None:
-        mend = "raise --max-label-shift or --max-kl if that is good enough, or build with more precision"
+        options = "--max-label-shift, --max-kl or --min-winners"
+        mend = f"loosen {options} if that is good enough, or build with more precision"
         raise ArtifactError(
             f"accuracy: on {found.texts} judging texts the package's {reason}, so it is not written; {mend}"
         )

@@ -7,26 +7,27 @@ scores are nearly equal may change places without being an error.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 import transformers
-from torch import Tensor
 
 from engine.beam.bounds import BeamBounds
 from engine.beam.head_weight import HeadWeight
-from engine.beam.search import SearchPlan
+from engine.build.accuracy import model_of
 from engine.build.plain_beams import search_plainly
 from engine.build.probes import probe_samples
 from engine.build.spec import BuildSpec
+from engine.build.winners import Search, count_winners, searcher
 from engine.errors import ArtifactError
 from engine.manifest import PACKAGE, WEIGHTS, Beam, BeamParity
 from engine.models.checkpoint import Checkpoint
 from engine.models.decoder import no_constant
 from engine.models.plan import Plan
 from engine.models.weights import NARROW_HEAD, NARROW_HEAD_SCALE
-from engine.packed import pack
+from engine.quant.ranks import Ranks
+from engine.quant.texts import Text
 from engine.runtime.beam_lanes import BeamLanes
 from engine.runtime.lanes import LanePool
 from engine.runtime.native import load_weights
@@ -35,14 +36,13 @@ from engine.runtime.native import load_weights
 _TOLERANCES = {"float32": 1e-2, "bfloat16": 3.0, "fp8": 6.0}
 _WIDTH, _PROMPTS, _LENGTHS = 4, 4, range(4, 65)  # what a plain search can bear
 
-Search = Callable[[Sequence[Sequence[int]], int], tuple[Tensor, Tensor]]
-"""Prompts and width -> tokens int64[S, width, steps + 1] and scores [S, width]."""
-
 
 def measure_beam(
-    spec: BuildSpec, bounds: BeamBounds, checkpoint: Checkpoint, folder: Path, plan: Plan | None
-) -> Beam:
-    """The manifest's entry about the packages in `folder`; `plan`: of a build with a precision."""
+    spec: BuildSpec, bounds: BeamBounds, checkpoint: Checkpoint, folder: Path, plan: Plan | None,
+    texts: Sequence[Text] = (),
+) -> tuple[Beam, Ranks | None]:  # fmt: skip
+    """The manifest's entry about the packages in `folder`, and their winners on `texts`; `plan`: of a build
+    with a precision."""
     assert checkpoint.lm_head is not None
     device, architecture = torch.device(spec.device), checkpoint.architecture
     weights = load_weights(folder / WEIGHTS, device)
@@ -62,16 +62,11 @@ def measure_beam(
         kept = None if plan is None else spec.bounds
         head = HeadWeight(weight, *narrow)
         lanes = BeamLanes(pool, folder, bounds, head, dataclasses.asdict(architecture), kept)
-
-        def run(prompts: Sequence[Sequence[int]], width: int) -> tuple[Tensor, Tensor]:
-            wanted = pack(prompts), [width] * len(prompts), SearchPlan(bounds.steps)
-            found = pool.executor.submit(lanes.search, *wanted).result()
-            return found.tokens[:, :width], found.scores[:, :width]
-
-        longest = spec.bounds.tokens_per_sample
+        run, longest = searcher(lanes), spec.bounds.tokens_per_sample
         precision = "fp8" if plan is not None and plan.quantises else spec.dtype_name
         parity = measure_beam_parity(checkpoint, run, bounds, longest, precision)
-        return Beam(bounds=bounds, parity=parity)
+        ranks = count_winners(model_of(checkpoint), texts, run, bounds) if texts else None
+        return Beam(bounds=bounds, parity=parity), ranks
     finally:
         pool.close()
 
@@ -86,7 +81,7 @@ def measure_beam_parity(
     prompts = [probe for probe in probes if len(probe) in _LENGTHS] or probes
     prompts = prompts[: min(_PROMPTS, bounds.prompts)]
     width = min(_WIDTH, bounds.width)
-    tokens, scores = run(prompts, width)
+    tokens, scores = run(prompts, width, bounds.steps)
     errors, same = [], 0
     for index, prompt in enumerate(prompts):
         plain = search_plainly(checkpoint.reference, prompt, width, bounds.steps)

@@ -19,10 +19,11 @@ from engine.manifest import PROMPT_PACKAGE, STEP_PACKAGE
 from engine.models.architecture import Architecture
 from engine.models.cuda_beam import CudaPromptDecoder, CudaStepDecoder
 from engine.models.plan import Plan
-from engine.ops.portable.linear import quantise_weight
 from engine.packed import MIN_SAMPLES, BatchBounds
+from engine.quant.serving import Serving
 from engine.runtime.beam_buckets import whole_steps
 
+SERVING = Serving(kinds=("gate_up", "down"), narrow_head=True)
 NOTE = "beams: the attention's projections stay bf16, every layer goes the portable path"
 LOSS_NOTE = (
     "beams: 8 bits may change which sequences win (SmolLM2-135M kept 75% of float32's, bf16 96%); "
@@ -35,13 +36,6 @@ def plan_beams(plan: Plan) -> Plan:
     layers = tuple(replace(layer, qkv="bf16", output="bf16", path="portable") for layer in plan.layers)
     notes = (NOTE, LOSS_NOTE) if any("fp8" in (x.gate_up, x.down) for x in layers) else (NOTE,)
     return replace(plan, layers=layers, notes=(*plan.notes, *notes), library=None)
-
-
-def narrow_head(head: Tensor) -> tuple[Tensor, Tensor] | None:
-    """head[V, H] in 8 bits and its scale, where the library's product takes it (multiples of 16)."""
-    if head.shape[0] % 16 or head.shape[1] % 16:
-        return None
-    return quantise_weight(head)
 
 
 def write_cuda_beam_packages(

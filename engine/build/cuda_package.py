@@ -14,9 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from engine.beam.head_weight import narrow_head
 from engine.build.calibration import calibrate
 from engine.build.compilation import compile_package, export_decoder
-from engine.build.cuda_beam_package import narrow_head, plan_beams, write_cuda_beam_packages
+from engine.build.cuda_beam_package import plan_beams, write_cuda_beam_packages
 from engine.build.gate_choice import choose_gate
 from engine.build.hopper_library import compile_kernels, finds_kernels
 from engine.build.integers import on_device, round_decoder

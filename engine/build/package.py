@@ -1,7 +1,8 @@
 """`build_artifact`: a checkpoint in, an artifact's directory out, whole or not at all.
 
 Everything is written to a hidden sibling of the target, which takes the target's name at the end. One
-thread; memory for about four copies of the model in float32, minutes for the compiler.
+thread; memory for about four copies of the model in float32, ten with texts to calibrate on; minutes for the
+compiler.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from engine.models.plan import Plan
 from engine.models.weights import LM_HEAD, OF_NO_DECODER, SCORE, convert_weights
 from engine.packed import PackedBatch
 from engine.prefixes import ConstantPrefix
+from engine.quant.ranks import Ranks
 from engine.runtime.graph_lanes import GraphLanePool
 from engine.runtime.lanes import LanePool
 from engine.runtime.machine import cpu_features, device_arch
@@ -88,8 +90,11 @@ def build_artifact(spec: BuildSpec, progress: Progress = lambda stage: None) -> 
             accuracy = study_accuracy(spec.calibrate, spec, checkpoint, folder, progress)
         plan = _write_package(spec, checkpoint, folder, accuracy, progress)
         progress("comparing with transformers")
-        parity, judged = _measure(spec, checkpoint, folder, plan, accuracy)
-        beam = None if spec.beam is None else measure_beam(spec, spec.beam, checkpoint, folder, plan)
+        beam, ranks = None, None
+        if spec.beam is not None:
+            texts = () if accuracy is None else accuracy.texts.judge
+            beam, ranks = measure_beam(spec, spec.beam, checkpoint, folder, plan, texts)
+        parity, judged = _measure(spec, checkpoint, folder, plan, accuracy, ranks)
         progress("writing the artifact")
         for path in folder.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors writes for its owner alone
@@ -137,9 +142,11 @@ def _write_package(
 
 
 def _measure(
-    spec: BuildSpec, checkpoint: Checkpoint, folder: Path, plan: Plan | None, accuracy: Accuracy | None
-) -> tuple[Parity, dict[str, Any] | None]:
-    """Parity with transformers, and what the judging texts say where there are any."""
+    spec: BuildSpec, checkpoint: Checkpoint, folder: Path, plan: Plan | None, accuracy: Accuracy | None,
+    ranks: Ranks | None,
+) -> tuple[Parity, dict[str, Any] | None]:  # fmt: skip
+    """Parity with transformers, and what the judging texts say where there are any; `ranks`: of its searches
+    on them."""
 
     weights = load_weights(folder / WEIGHTS, torch.device(spec.device))
     pool = (LanePool if plan is None else GraphLanePool)(
@@ -162,7 +169,7 @@ def _measure(
             prefixes = FullPrecision(partial(_prefix, spec, checkpoint, weights), pool.most_constant)
         judged = None
         if accuracy is not None:
-            judged = judge_package(accuracy, checkpoint, forward, spec.bounds, prefixes)
+            judged = judge_package(accuracy, checkpoint, forward, spec.bounds, prefixes, ranks)
         checkpoint.reference.to(spec.device)
         narrow = "int8" if plan is not None and plan.rotated else "fp8"
         precision = narrow if plan is not None and plan.quantises else spec.dtype_name

@@ -40,6 +40,18 @@ class Calibration:
             check_outline(config)
         read_lines(self.file, [config.name for config in self.pipelines])
 
+    def check_beam(self, beam: BeamBounds | None) -> None:
+        """ConfigError where a pipeline searches and the artifact cannot, or not as far."""
+        for config in self.pipelines:
+            for node in (each for each in config.nodes.values() if each.kind == "beam"):
+                for key in ("width", "steps"):
+                    built, asked = None if beam is None else getattr(beam, key), node.settings.get(key)
+                    if built is None or (isinstance(asked, int) and asked > built):
+                        reason = (
+                            f"pipeline {config.name!r} searches with {key} = {asked!r}; build for as much"
+                        )
+                        raise ConfigError(f"beam_{key}", built, reason)
+
 
 @dataclass(frozen=True)
 class BuildSpec:
@@ -84,6 +96,8 @@ class BuildSpec:
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("device", self.device, f"torch {torch.__version__} sees no CUDA device here")
 
+        if self.calibrate is not None:
+            self.calibrate.check_beam(self.beam)
         if self.precision == "auto" and self.calibrate is None:
             reason = "chooses by measured accuracy: it needs texts (--calibrate)"
             raise ConfigError("precision", self.precision, reason)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from engine.beam.frontier import Rules
-from engine.beam.search import Head, search
+from engine.beam.head_weight import HeadWeight
+from engine.beam.search import SearchPlan, search
 from engine.ops.beam_attention import beam_attention
 from engine.ops.packed_attention import packed_attention
 from engine.packed import pack
@@ -68,11 +69,13 @@ class EmulatedBeams:
 
 
 def find_winners(
-    decoder: EmulatedDecoder, head: Tensor, text: Text, matrices: Mapping[Place, Matrix], *, width: int,
+    decoder: EmulatedDecoder, head: HeadWeight, text: Text, matrices: Mapping[Place, Matrix], *, width: int,
     steps: int,
 ) -> Winners:  # fmt: skip
-    """head float32[V, H], width >= 2: sequences of `steps` + 1 tokens, nothing ends earlier."""
+    """head: over float32[V, H], width >= 2: sequences of `steps` + 1 tokens, nothing ends earlier."""
     with torch.inference_mode():
         model = EmulatedBeams(decoder, matrices, text, width, steps)
-        found = search(model, Head(head), Rules(width, torch.tensor([width]), None, None), steps)
+        found = search(
+            model, head.of(SearchPlan(steps)), Rules(width, torch.tensor([width]), None, None), steps
+        )
     return Winners([tuple(row) for row in found.tokens[0].tolist()], found.scores[0].tolist())

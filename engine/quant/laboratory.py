@@ -1,6 +1,7 @@
 """A model on the bench: in each form, its matrices under each scheme, its reference answers.
 
-Everything is made when first asked for and kept: about three copies of the model in float32.
+Everything is made when first asked for and kept: about eight copies of the model in float32
+where all schemes are measured.
 """
 
 from __future__ import annotations
@@ -11,20 +12,24 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from engine.beam.head_weight import HeadWeight, narrow_head
 from engine.models.architecture import Architecture
 from engine.packed import PackedBatch, pack
 from engine.quant.agreement import Agreement, Answers, answer, compare, exact_rows
 from engine.quant.beams import find_winners
 from engine.quant.emulation import EmulatedDecoder, Place
+from engine.quant.floats import Bf16Matrix
 from engine.quant.preparation import Shelf, prepare, principal_axes
 from engine.quant.ranks import Winners, compare_ranks
 from engine.quant.rotation import rotate
 from engine.quant.rows import Matrix
 from engine.quant.schemes import Form, Scheme, whole_form
+from engine.quant.serving import Serving
 from engine.quant.texts import Text, spread
 
 SEARCHES = 8  # prompts to search from in one measurement: at 100 beams of 5 tokens half a minute of a CPU
 MOST_WIDTH, MOST_STEPS = 100, 4
+WHOLE = Serving()
 CALIBRATION_TOKENS = 8192  # second moments of a few thousand columns; GPTQ wants not many more
 
 
@@ -40,8 +45,13 @@ class Model:
 class Laboratory:
     """`calibrate`: texts for scales and rounding."""
 
-    def __init__(self, model: Model, calibrate: Sequence[Text], say: Callable[[str], None]) -> None:
-        self.model = model
+    def __init__(
+        self, model: Model, calibrate: Sequence[Text], say: Callable[[str], None], serving: Serving = WHOLE
+    ) -> None:
+        self.model, self.serving = model, serving
+        self._heads = {False: HeadWeight(model.head), True: HeadWeight(model.head)}
+        if serving.narrow_head and (narrow := narrow_head(model.head)) is not None:
+            self._heads[True] = HeadWeight(model.head, *narrow)
         self._calibrate = spread(calibrate, CALIBRATION_TOKENS)
         self._say = say
         # weights, unrotate
@@ -83,7 +93,9 @@ class Laboratory:
         """`form`: the scheme's own where None."""
         form = form or whole_form(scheme)
         self.prepare(form, [scheme])
-        return self._shelves[form][scheme]
+        shelf = self._shelves[form]
+        kept = {place: matrix for place, matrix in shelf[scheme].items() if place[1] in self.serving.kinds}
+        return shelf["bf16"] | kept
 
     def reference(self, texts: Sequence[Text]) -> Answers:
         """float32's answers."""
@@ -106,15 +118,16 @@ class Laboratory:
             return agreement
         for text in prompts:
             if text not in self._winners:
-                self._winners[text] = search_from(self.decoder("plain"), self.model.head, text, {})
+                self._winners[text] = search_from(self.decoder("plain"), self._heads[False], text, {})
         expected = [self._winners[text] for text in prompts]
         prompts = prompts if prefix else [replace(text, prefix=0) for text in prompts]
-        ours = [search_from(decoder, self.model.head, text, matrices) for text in prompts]
+        narrow = any(not isinstance(each, Bf16Matrix) for each in matrices.values())
+        ours = [search_from(decoder, self._heads[narrow], text, matrices) for text in prompts]
         return replace(agreement, ranks=compare_ranks(expected, ours))
 
 
 def search_from(
-    decoder: EmulatedDecoder, head: Tensor, text: Text, matrices: Mapping[Place, Matrix]
+    decoder: EmulatedDecoder, head: HeadWeight, text: Text, matrices: Mapping[Place, Matrix]
 ) -> Winners:
     """As far as its pipeline searches, within what an emulation can bear."""
     assert text.search is not None

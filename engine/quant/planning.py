@@ -89,11 +89,11 @@ class Planner:
         self._matrices = family.matrices(laboratory)
         self._rest = laboratory.matrices("bf16", family.form)
         self._exact = exact_places(self._matrices)
-        architecture = laboratory.model.architecture
+        architecture, served = laboratory.model.architecture, laboratory.serving.kinds
         self.groups = measure_sensitivity(
             laboratory.decoder(family.form), laboratory.model.head,
             spread(texts, SENSITIVITY_TOKENS, SENSITIVITY_TEXTS),
-            self._matrices, kinds=tuple(family.schemes), say=say,
+            self._matrices, kinds=[kind for kind in family.schemes if kind in served], say=say,
             layers_a_group=max(1, -(-architecture.num_layers // GROUPS)),
         )  # fmt: skip
 

@@ -76,8 +76,9 @@ class PipelineTexts:
             self._labels = tuple(range(num_classes))
         else:
             self._labels = tuple(label_tokens(tokenizer.backend_tokenizer, labels))
-        self._prefix: int | None = None
         self._search = _search(config)
+        off = any(each.settings.get("prefixes") == "off" for each in config.nodes.values())
+        self._prefix = 0 if off or self._search is not None else None  # None: to be found
 
     def read(self, samples: Sequence[WireSample]) -> list[Text]:
         """InputError for samples that the pipeline does not take."""

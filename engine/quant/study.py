@@ -14,12 +14,13 @@ from engine.quant.agreement import Agreement
 from engine.quant.budget import Budget
 from engine.quant.chart import Dot, draw
 from engine.quant.floats import Bf16Matrix
-from engine.quant.laboratory import Laboratory, Model
+from engine.quant.laboratory import WHOLE, Laboratory, Model
 from engine.quant.planning import Chosen, Family, Planner, exact_places, families
 from engine.quant.requests import TextSets
 from engine.quant.rotation import why_not
 from engine.quant.schemes import KINDS, ROTATED, Form, Scheme, unserved, whole_form
 from engine.quant.sensitivity import Sensitivity
+from engine.quant.serving import Serving
 from engine.quant.texts import spread
 from engine.quant.times import Times
 
@@ -71,14 +72,14 @@ class Study:
 
 def run_study(
     model: Model, texts: TextSets, schemes: Sequence[Scheme], budget: Budget, times: Times,
-    say: Say = lambda _: None,
+    say: Say = lambda _: None, serving: Serving = WHOLE,
 ) -> Study:  # fmt: skip
-    """Measure `schemes` (bf16 is always measured) whole, and choose among their families; minutes for a small
-    model."""
+    """Measure `schemes` (bf16 is always measured) whole, as far as `serving` has them, and choose among their
+    families; minutes for a small model."""
     judge = tuple(spread(texts.judge, JUDGE_TOKENS))
     texts = TextSets(texts.calibrate, tuple(spread(texts.choose, CHOOSE_TOKENS)), judge)
     notes, served = _served(model, schemes)
-    laboratory = Laboratory(model, texts.calibrate, say)
+    laboratory = Laboratory(model, texts.calibrate, say, serving)
     laboratory.prepare("plain", [scheme for scheme in served if whole_form(scheme) == "plain"])
     layers = model.architecture.num_layers
     results = []

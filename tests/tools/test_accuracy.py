@@ -41,19 +41,34 @@ def test_the_table_has_every_plan_and_a_dash_for_what_was_not_measured() -> None
     unlabelled = {**measured, "label_shift": None, "label_agreement": None}
     plan = {"name": "int8", "agreement": unlabelled, "speed": 1.7, "eight_bits": 1.0}
     accuracy = {
-        "budget": {"label_shift": 0.05, "kl": 0.004},
+        "budget": {"label_shift": 0.05, "kl": 0.004, "winners": 0.9},
         "plans": [plan],
         "measured": measured,
         "method": "emulated",
         "notes": ["int8: down stays bf16"],
     }
-    console = Console(width=160, record=True)
+    console = Console(width=80, record=True)  # of a log
     console.print(accuracy_table(accuracy))
     text = console.export_text()
-    assert all(
-        word in text for word in ("int8 (emulated)", "1.70x", "0.0312", "0.00091", "556", "down stays bf16")
+    words = (
+        "emulated",
+        "556 texts",
+        "int8",
+        "1.70x",
+        "0.0312",
+        "0.00091",
+        "down stays bf16",
+        "this artifact",
     )
+    assert all(word in " ".join(text.split()) for word in words)
     assert " - " in text
+    assert "winners" not in text
+    plan["agreement"] = {**unlabelled, "ranks": {"winners": 0.93}}
+    console.print(accuracy_table(accuracy))
+    text = console.export_text()
+    assert "winners 0.9" in " ".join(text.split())
+    assert "0.930" in text
+    assert "…" not in text
 
 
 def test_the_times_say_where_they_are_from_and_what_eight_bits_save() -> None:

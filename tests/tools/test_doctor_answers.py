@@ -86,3 +86,26 @@ def test_an_artifact_without_texts(tmp_path: Path) -> None:
     result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["doctor", str(tmp_path)])
     assert result.exit_code == 2
     assert f"{tmp_path}: is no worker's YAML; of an artifact TEXTS are needed" in result.output
+
+
+def test_a_search_is_judged_by_its_winners(tmp_path: Path, tiny_beam: Any) -> None:
+    pipeline = tmp_path / "recall.yaml"
+    head, _ = PIPELINE.split("  model:")
+    pipeline.write_text(
+        f"{head}  model: {{kind: beam, artifact: any, inputs: [prompt], width: 8, steps: 2}}\n"
+    )
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("\n".join(json.dumps({"q": "mouse " * n}) for n in range(1, 9)))
+
+    def run(*options: str) -> Any:
+        places = [str(tiny_beam.artifact), str(texts), "--pipeline", str(pipeline), *options]
+        checkpoint = ["--model", str(tiny_beam.checkpoint)]
+        return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["doctor", *places, *checkpoint])
+
+    result = run()
+    assert result.exit_code == 0, result.output
+    assert "against float32, 100.0% of 8 searches' winners" in result.output
+    pipeline.write_text(pipeline.read_text().replace("steps: 2", "steps: 5"))
+    result = run()
+    assert result.exit_code == 1
+    assert "beam_steps = 4: pipeline 'pair' searches with steps = 5" in result.output

@@ -2,14 +2,12 @@
 
 Emulated on the CPU (engine.quant), against a float32 search by the same code: the demo's searches through the
 recall pipeline's template, the whole vocabulary, sequences of D + 1 tokens. One request in five calibrates,
-prompts are of those that judge. A line a plan as it is measured, then one JSON line. About 3 CPU seconds a
-prompt and plan at the full size (--prompts 50 --width 100 --steps 4), twice that for int8.
+prompts are of those that judge. No token is left out of calibration or of 8 bits, since a search computes all
+of them. A line a plan as it is measured, then one JSON line. About 3 CPU seconds a prompt and plan at the
+full size (--prompts 50 --width 100 --steps 4), twice that for int8.
 
-    SCHEME             every matrix
-    SCHEME/noprefix    the template's leading tokens in 8 bits too
-    SCHEME/mlp         gate_up and down alone, the rest and the head in bf16
-
---whole: no token is left out of calibration or of 8 bits.
+    SCHEME           every matrix, the head in full precision
+    SCHEME/served    gate_up, down and the head alone, as a build for CUDA serves it
 """
 
 from __future__ import annotations
@@ -25,7 +23,9 @@ from pathlib import Path
 
 import torch
 
+from engine.beam.head_weight import HeadWeight, narrow_head
 from engine.build.accuracy import load_texts, model_of
+from engine.build.cuda_beam_package import SERVING
 from engine.build.spec import Calibration
 from engine.models.checkpoint import Checkpoint, load_checkpoint
 from engine.packed import BatchBounds
@@ -40,7 +40,7 @@ from tools.bench.provenance import provenance
 from tools.bench.quant_accuracy import tell
 from tools.model_cache import smollm2_gguf
 
-DEFAULT = "bf16 e4m3_static int8 int8/noprefix"
+DEFAULT = "bf16 e4m3_static e4m3_static/served int8"
 BOUNDS = BatchBounds(samples=64, tokens=4096, tokens_per_sample=512)
 
 
@@ -63,21 +63,20 @@ def measure(
     scheme: Scheme | None = next((each for each in SCHEMES if each == name), None)
     if scheme is None:
         raise SystemExit(f"--plans: {name!r} is no scheme of {', '.join(SCHEMES)}")
-    if part == "noprefix":
-        texts = [Text(text.ids) for text in texts]
-    matrices = laboratory.matrices(scheme)
-    if part == "mlp":
-        narrow = {place: each for place, each in matrices.items() if place[1] in ("gate_up", "down")}
+    matrices, head = laboratory.matrices(scheme), HeadWeight(laboratory.model.head)
+    if part == "served":
+        narrow = {place: each for place, each in matrices.items() if place[1] in SERVING.kinds}
         matrices = laboratory.matrices("bf16", whole_form(scheme)) | narrow
+        head = HeadWeight(head.weight, *(narrow_head(head.weight) or ()))
     decoder = laboratory.decoder(whole_form(scheme), torch.bfloat16)
-    width, head = len(reference[0].tokens), laboratory.model.head
+    width = len(reference[0].tokens)
     found = [find_winners(decoder, head, text, matrices, width=width, steps=steps) for text in texts]
     return compare_ranks(reference, found)
 
 
 def search_exactly(laboratory: Laboratory, texts: Sequence[Text], width: int, steps: int) -> list[Winners]:
     """float32's winners."""
-    decoder, head = laboratory.decoder("plain"), laboratory.model.head
+    decoder, head = laboratory.decoder("plain"), HeadWeight(laboratory.model.head)
     return [find_winners(decoder, head, text, {}, width=width, steps=steps) for text in texts]
 
 
@@ -87,14 +86,11 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--width", type=int, default=20)
     parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--whole", action="store_true")
     options = parser.parse_args()
     checkpoint = load_checkpoint(smollm2_gguf(), max_tokens=BOUNDS.tokens_per_sample)
     texts = searches(checkpoint)
-    calibrate, prompts = texts.calibrate, texts.judge[: options.prompts]
-    if options.whole:
-        calibrate, prompts = (tuple(Text(text.ids) for text in part) for part in (calibrate, prompts))
-    laboratory = Laboratory(model_of(checkpoint), calibrate, tell)
+    prompts = texts.judge[: options.prompts]
+    laboratory = Laboratory(model_of(checkpoint), texts.calibrate, tell)
     reference = search_exactly(laboratory, prompts, options.width, options.steps)
     tell("plan | winners shared | best 10 | best one | pairs in order | score shift | seconds")
     found = {}

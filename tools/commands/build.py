@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from engine.beam.bounds import MAX_STEPS, MAX_WIDTH, BeamBounds
+from engine.build.accuracy import CHART
 from engine.build.package import build_artifact
 from engine.build.spec import BuildSpec
 from engine.manifest import Manifest, read_manifest
@@ -173,6 +174,7 @@ def build(
     if manifest.accuracy is not None:
         console.print(accuracy_table(manifest.accuracy))
         console.print(times_table(manifest.accuracy["times"]))
+        console.print(f"chart: {escape(str(path / CHART))}", soft_wrap=True)
 
 
 def refuse_idle(context: typer.Context) -> None:

@@ -57,6 +57,9 @@ def doctor(
         float, typer.Option(help="Most that a label's log-probability may move on average.")
     ] = Budget().label_shift,
     max_kl: Annotated[float, typer.Option(help="Most mean KL of the next token.")] = Budget().kl,
+    min_winners: Annotated[
+        float, typer.Option(help="Least share of the same sequences, where a pipeline searches.")
+    ] = Budget().winners,
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON line of all findings.")] = False,
 ) -> None:
     """Check this machine and a worker's surroundings, and say how to mend what is wrong.
@@ -67,7 +70,7 @@ def doctor(
     """
     console = Console(highlight=False, soft_wrap=True)
     findings = []
-    calibration = read_calibration(texts, pipeline or [], Budget(max_label_shift, max_kl))
+    calibration = read_calibration(texts, pipeline or [], Budget(max_label_shift, max_kl, min_winners))
     if calibration is not None and config is None:
         raise UserError("TEXTS go with an artifact")
     if calibration is None and config is not None and config.is_dir():

@@ -7,6 +7,7 @@ of a small model.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from engine.artifact import Artifact
 from engine.build.accuracy import FullPrecision, load_texts, measure_package, model_of
 from engine.build.spec import Calibration
+from engine.build.winners import count_winners, searcher
 from engine.errors import ArtifactError, ConfigError
 from engine.models.checkpoint import load_checkpoint
 from engine.quant.agreement import Agreement
@@ -45,9 +47,7 @@ def check_answers(folder: Path, model: Path | None, calibration: Calibration) ->
             "answers", str(error), "name the checkpoint with --model, the texts' template with --pipeline"
         )
         return
-    same = "" if found.label_agreement is None else f", same label {found.label_agreement:.1%}"
-    shift = "" if found.label_shift is None else f"label shift {found.label_shift:.4f}, "
-    detail = f"{folder}: {shift}KL {found.next_token_kl:.5f}{same} on {found.texts} texts against float32"
+    detail = f"{folder}: {describe(found)}"
     if (reason := calibration.budget.broken(found)) is not None:
         mend = "build again with --calibrate on such texts, or in more precision; or raise the budget"
         yield fail("answers", f"{detail}: {reason}", mend)
@@ -55,26 +55,43 @@ def check_answers(folder: Path, model: Path | None, calibration: Calibration) ->
         yield ok("answers", detail)
 
 
-def measure_artifact(artifact: Artifact, model: Path | None, calibration: Calibration) -> Agreement:
-    """ArtifactError, ConfigError as the checkpoint's and the texts' loaders raise them."""
+def describe(found: Agreement) -> str:
+    """What was measured and is there, in one line."""
+    shift = "" if found.label_shift is None else f"label shift {found.label_shift:.4f}, "
+    same = "" if found.label_agreement is None else f", same label {found.label_agreement:.1%}"
+    won = ""
+    if found.ranks is not None:
+        won = f", {found.ranks.winners:.1%} of {found.ranks.prompts} searches' winners"
+    return f"{shift}KL {found.next_token_kl:.5f}{same} on {found.texts} texts against float32{won}"
+
+
+def measure_artifact(artifact: Artifact, moved: Path | None, calibration: Calibration) -> Agreement:
+    """`moved`: where the checkpoint is now. ArtifactError, ConfigError as the loaders of checkpoint and texts
+    raise them."""
     built = artifact.manifest
     checkpoint = load_checkpoint(
-        model or Path(built.source.path),
+        moved or Path(built.source.path),
         max_tokens=built.bounds.tokens_per_sample,
         ignore=built.ignored_options,
     )
-    texts = load_texts(calibration, checkpoint, artifact.bounds)
+    calibration.check_beam(None if built.beam is None else built.beam.bounds)
+    sets = load_texts(calibration, checkpoint, artifact.bounds)
+    texts, model = [*sets.calibrate, *sets.choose, *sets.judge], model_of(checkpoint)
     lanes = artifact.open_lanes(1, torch.get_num_threads())
     prefixes = None
     if artifact.quantises and lanes.takes_prefixes:
         prefixes = FullPrecision(artifact.constant_prefix, lanes.most_constant)
     try:
-        return measure_package(
-            model_of(checkpoint),
+        ranks = None
+        if built.beam is not None and any(text.search for text in texts):
+            ranks = count_winners(model, texts, searcher(artifact.open_beams(lanes)), built.beam.bounds)
+        found = measure_package(
+            model,
             lambda packed: lanes.executor.submit(lanes.forward, packed).result(),
-            [*texts.calibrate, *texts.choose, *texts.judge],
+            texts,
             artifact.bounds,
             prefixes,
         )
+        return replace(found, ranks=ranks)
     finally:
         lanes.close()

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 import engine.build.accuracy
+from engine.beam.bounds import BeamBounds
 from engine.build import BuildSpec, build_artifact
 from engine.build.accuracy import (
     CHART,
+    NO_SEARCH,
     REPORT,
     FullPrecision,
     judge_package,
@@ -35,6 +37,7 @@ from engine.packed import BatchBounds, PackedBatch
 from engine.pipeline_config import read_pipeline
 from engine.prefixes import ConstantPrefix
 from engine.quant.budget import Budget
+from engine.quant.ranks import Ranks
 from engine.quant.schemes import Scheme
 from engine.quant.speed import estimate_times
 from engine.quant.times import Times
@@ -68,6 +71,7 @@ def test_a_build_keeps_what_was_measured(tmp_path: Path, tiny_causal: Any, calib
         "tiny",
         bounds=BOUNDS,
         dtype="bfloat16",
+        precision="auto",
         calibrate=calibrate(Budget(9, 9)),
     )
     build_artifact(spec)
@@ -77,6 +81,7 @@ def test_a_build_keeps_what_was_measured(tmp_path: Path, tiny_causal: Any, calib
     assert names == ["bf16", "e4m3_static", "e4m3_token", "int8", "auto"]
     assert 1e-6 < manifest.accuracy["measured"]["next_token_kl"] < 0.1
     assert "80 columns do not divide" in manifest.accuracy["notes"][0]
+    assert manifest.accuracy["notes"][-1] == "no CUDA device: this artifact is all bfloat16, no plan of these"
     assert "emulated" in manifest.accuracy["method"]
     assert manifest.accuracy["method"].endswith("speed estimated from kernel times of one shape on an H200")
     assert manifest.accuracy["times"]["saved"]["gate_up"]["e4m3_static"] > 0
@@ -98,9 +103,27 @@ def test_a_package_over_its_budget_is_refused(tmp_path: Path, tiny_causal: Any, 
     accuracy = study_accuracy(calibrate(budget), spec, checkpoint, tmp_path, lambda stage: None)
     with pytest.raises(
         ArtifactError,
-        match=r"18 judging texts .* mean KL .*, allowed 1e-05, so it is not written; raise --max-label-shift",
+        match=r"18 judging texts .* mean KL .*, allowed 1e-05, so it is not written; loosen --max-label",
     ):
         judge_package(accuracy, checkpoint, forward, BOUNDS)
+
+
+def test_a_package_that_loses_winners_is_refused(tmp_path: Path, tiny_causal: Any, calibrate: Any) -> None:
+    checkpoint = load_checkpoint(tiny_causal.checkpoint, max_tokens=64)
+    decoder = PackedDecoder.from_weights(checkpoint.architecture, checkpoint.weights, 64)
+
+    def forward(packed: PackedBatch) -> Tensor:
+        hidden: Tensor = decoder(packed.input_ids, packed.positions, packed.cu_seqlens)[: packed.num_samples]
+        return hidden
+
+    spec = BuildSpec(tiny_causal.checkpoint, tmp_path / "no", "tiny", bounds=BOUNDS, beam=BeamBounds(5, 2, 4))
+    accuracy = study_accuracy(calibrate(Budget(9, 9)), spec, checkpoint, tmp_path, lambda stage: None)
+    assert accuracy.study.notes[-1] == NO_SEARCH
+    ranks = Ranks(8, 5, 2, 0.89, 1.0, 1.0, 1.0, 0.1)
+    with pytest.raises(ArtifactError, match=r"winners of a search shared 0\.890, wanted 0\.9, so it is not"):
+        judge_package(accuracy, checkpoint, forward, BOUNDS, ranks=ranks)
+    kept = judge_package(accuracy, checkpoint, forward, BOUNDS, ranks=replace(ranks, winners=0.9))
+    assert kept["measured"]["ranks"]["winners"] == 0.9
 
 
 def test_a_package_is_judged_as_it_is_served(tiny_causal: Any, calibrate: Any) -> None:

@@ -23,10 +23,13 @@ from engine.beam.search import SearchPlan
 from engine.build import BuildSpec, build_artifact
 from engine.build.cuda_beam_package import LOSS_NOTE, NOTE
 from engine.build.plain_beams import search_plainly
+from engine.build.spec import Calibration
+from engine.errors import ConfigError
 from engine.manifest import WEIGHTS
 from engine.models.checkpoint import load_checkpoint
 from engine.packed import BatchBounds, pack
 from engine.pipeline import Answer, Pipeline, PipelineConfig
+from engine.quant.budget import Budget
 from engine.runtime.beam_lanes import BeamLanes
 from engine.runtime.lanes import LanePool
 from engine.runtime.native import load_weights
@@ -48,12 +51,36 @@ class Built:
     spec: BuildSpec
 
 
+def searches(folder: Path, budget: Budget, **options: Any) -> Calibration:
+    """Ten requests to a pipeline that searches."""
+    nodes = {
+        "prompt": {"kind": "tokenizer", "artifact": "tiny", "template": "buy {q} or"},
+        "model": {
+            "kind": "beam",
+            "artifact": "tiny",
+            "inputs": ["prompt"],
+            "width": 5,
+            "steps": 2,
+            **options,
+        },
+    }
+    bounds = {"samples": 2, "tokens_per_sample": 32, "tokens_per_request": 64}
+    config = PipelineConfig.model_validate({"name": "recall", "bounds": bounds, "nodes": nodes})
+    words = ["the", "wireless", "mouse", "with", "a", "silent", "click", "long", "battery", "laptop"]
+    texts = folder / "searches.jsonl"
+    texts.write_text("\n".join(json.dumps({"q": " ".join(words[n:])}) for n in range(10)), encoding="utf-8")
+    return Calibration(texts, (config,), budget)
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
     """In 8 bits, which has everything that bf16 has."""
     folder, precision = tmp_path_factory.mktemp("built"), "fp8"
     checkpoint = save_tiny(folder / "checkpoint", "norm", vocab_size=368, num_hidden_layers=1)
-    spec = BuildSpec(checkpoint, folder / "out", "tiny", dtype="bfloat16", bounds=BOUNDS, beam=BEAM)
+    spec = BuildSpec(
+        checkpoint, folder / "out", "tiny",
+        dtype="bfloat16", bounds=BOUNDS, beam=BEAM, calibrate=searches(folder, Budget(99, 99, 0)),
+    )  # fmt: skip
     object.__setattr__(spec, "precision", precision)  # a spec refuses it without a device
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
@@ -85,6 +112,35 @@ def test_manifest(built: Built) -> None:
     kinds = {tuple(layer[name] for name in names) for layer in manifest.plan["layers"]}
     assert kinds == {("portable", "bf16", "bf16", built.precision)}
     assert manifest.beam.parity.max_abs_error < TOLERANCE[built.precision]
+
+
+def test_winners_are_counted_of_plans_and_of_the_artifact_itself(built: Built) -> None:
+    accuracy = Artifact.open(built.artifact).manifest.accuracy
+    assert accuracy is not None
+    plans = {plan["name"]: plan for plan in accuracy["plans"]}
+    assert plans["e4m3_static"]["eight_bits"] == 0.5  # attention's projections stay bf16
+    found = accuracy["measured"]["ranks"]
+    assert (found["prompts"], found["width"], found["steps"]) == (6, 5, 2)
+    assert 0.3 < found["winners"] <= plans["bf16"]["agreement"]["ranks"]["winners"] <= 1
+    assert 0 < found["score_shift"] < 2 * plans["e4m3_static"]["agreement"]["ranks"]["score_shift"]
+
+
+@pytest.mark.parametrize(
+    ("beam", "options", "said"),
+    [
+        (None, {}, r"beam_width = None: pipeline 'recall' searches with width = 5"),
+        (BeamBounds(4, 2, 4), {}, r"beam_width = 4: pipeline 'recall' searches with width = 5"),
+        (BeamBounds(6, 2, 4), {"steps": 3}, r"beam_steps = 2: pipeline 'recall' searches with steps = 3"),
+    ],
+)
+def test_a_pipeline_that_searches_further_than_the_artifact(
+    beam: BeamBounds | None, options: dict[str, int], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        BuildSpec(
+            tmp_path, tmp_path / "out", "tiny", bounds=BOUNDS, beam=beam,
+            calibrate=searches(tmp_path, Budget(), **options),
+        )  # fmt: skip
 
 
 def test_what_prompts_begin_with_is_computed_at_build_as_when_served(built: Built) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.beam.head_weight import HeadWeight, narrow_head
 from engine.packed import pack
 from engine.quant.beams import find_winners
 from engine.quant.emulation import EmulatedDecoder
@@ -20,6 +21,10 @@ WIDTH, STEPS = 6, 2
 @pytest.fixture
 def decoder(make_decoder: Any) -> EmulatedDecoder:
     return EmulatedDecoder(*make_decoder())
+
+
+def random_head(tokens: int) -> torch.Tensor:
+    return torch.randn(tokens, 64, generator=torch.Generator().manual_seed(1)) * 0.1
 
 
 def search_whole(decoder: EmulatedDecoder, head: torch.Tensor, ids: tuple[int, ...]) -> Winners:
@@ -38,9 +43,9 @@ def search_whole(decoder: EmulatedDecoder, head: torch.Tensor, ids: tuple[int, .
 
 
 def test_a_search_with_its_own_keys_is_one_of_whole_sequences(decoder: EmulatedDecoder) -> None:
-    head = torch.randn(97, 64, generator=torch.Generator().manual_seed(1)) * 0.1
+    head = random_head(97)
     for ids in ((7, 8, 3, 50, 4), (7, 8)):
-        found = find_winners(decoder, head, Text(ids, prefix=1), {}, width=WIDTH, steps=STEPS)
+        found = find_winners(decoder, HeadWeight(head), Text(ids, prefix=1), {}, width=WIDTH, steps=STEPS)
         expected = search_whole(decoder, head, ids)
         assert found.tokens == expected.tokens
         torch.testing.assert_close(
@@ -49,7 +54,7 @@ def test_a_search_with_its_own_keys_is_one_of_whole_sequences(decoder: EmulatedD
 
 
 def test_a_plans_matrices_move_scores(decoder: EmulatedDecoder) -> None:
-    head = torch.randn(97, 64, generator=torch.Generator().manual_seed(1)) * 0.1
+    head = HeadWeight(random_head(97))
     coarse = {place: Bf16Matrix.of(plain.weight) for place, plain in decoder.plain.items()}
     text = Text((7, 8, 3, 50, 4))
     exact, found = (
@@ -58,6 +63,17 @@ def test_a_plans_matrices_move_scores(decoder: EmulatedDecoder) -> None:
     ranks = compare_ranks([exact], [found])
     assert (ranks.prompts, ranks.width, ranks.steps) == (1, WIDTH, STEPS)
     assert 0 < ranks.score_shift < 0.2
+
+
+def test_a_narrow_head_moves_scores(decoder: EmulatedDecoder) -> None:
+    head, text = random_head(96), Text((7, 8, 3, 50, 4))
+    narrow = narrow_head(head)
+    assert narrow is not None
+    exact, found = (
+        find_winners(decoder, weight, text, {}, width=WIDTH, steps=STEPS)
+        for weight in (HeadWeight(head), HeadWeight(head, *narrow))
+    )
+    assert 1e-4 < compare_ranks([exact], [found]).score_shift < 0.2
 
 
 def test_what_is_counted() -> None:

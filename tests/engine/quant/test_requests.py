@@ -66,6 +66,25 @@ def test_wire_form_plain_maps_and_token_ids(tmp_path: Path, tokenizer: Any, pipe
     assert texts.choose[0].prefix == 0
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        'kind: prefill, inputs: [prompt], head: label_scores, labels: {y: "yes"}, prefixes: off',
+        "kind: beam, inputs: [prompt], width: 6, steps: 2",
+    ],
+)
+def test_what_is_served_without_a_constant_prefix_has_none(
+    model: str, tmp_path: Path, tokenizer: Any
+) -> None:
+    """Searches and `prefixes: off` compute every token in 8 bits; they were judged as if they did not."""
+    path = tmp_path / "whole.yaml"
+    head, _ = PIPELINE.format(name="whole", template='template: "buy {q} or {t}?"').split("  model:")
+    path.write_text(f"{head}  model: {{artifact: any, {model}}}\n")
+    lines = [{"q": str(i), "t": "x"} for i in range(5)]
+    texts = read_texts(write(tmp_path, lines), [read_pipeline(path)], tokenizer)
+    assert {text.prefix for text in (*texts.calibrate, *texts.choose, *texts.judge)} == {0}
+
+
 def test_one_pipeline_takes_bare_maps(tmp_path: Path, tokenizer: Any, pipelines: list[Any]) -> None:
     texts = read_texts(write(tmp_path, [{"q": str(i), "t": "x"} for i in range(7)]), pipelines[:1], tokenizer)
     assert len(texts.judge) == 3

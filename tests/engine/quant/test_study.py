@@ -12,6 +12,7 @@ import torch
 from engine.quant.budget import Budget
 from engine.quant.laboratory import Model
 from engine.quant.requests import TextSets
+from engine.quant.serving import Serving
 from engine.quant.speed import estimate_times
 from engine.quant.study import run_study
 from engine.quant.texts import Text
@@ -98,7 +99,8 @@ def test_a_pipeline_that_searches_is_searched(model: Model, sets: TextSets, time
     searching = TextSets(*(tuple(replace(text, labels=(), search=(6, 2)) for text in part) for part in (
         sets.calibrate, sets.choose, sets.judge,
     )))  # fmt: skip
-    found = run_study(model, searching, ("int8",), Budget(10.0, 10.0, winners=0.0), times)
+    wide = Budget(10.0, 10.0, winners=0.0)
+    found = run_study(model, searching, ("int8",), wide, times)
     ranks = {each.name: each.agreement.ranks for each in found.results}
     assert ranks["bf16"] is not None
     assert (ranks["bf16"].prompts, ranks["bf16"].width, ranks["bf16"].steps) == (8, 6, 2)
@@ -107,3 +109,24 @@ def test_a_pipeline_that_searches_is_searched(model: Model, sets: TextSets, time
     assert 0 < ranks["bf16"].score_shift < ranks["int8"].score_shift
     assert found.auto.eight_bits > 0.5
     assert run_study(model, searching, ("int8",), Budget(10.0, 10.0, winners=1.0), times).auto.eight_bits < 1
+
+
+def test_a_search_is_studied_for_the_matrices_that_its_device_narrows(
+    model: Model, sets: TextSets, times: Times
+) -> None:
+    searching = TextSets(*(tuple(replace(text, labels=(), search=(6, 2)) for text in part) for part in (
+        sets.calibrate, sets.choose, sets.judge,
+    )))  # fmt: skip
+    model = replace(model, head=model.head[:96])  # sixteens
+    wide, kinds = Budget(10.0, 10.0, winners=0.0), ("gate_up", "down")
+    shifts = []
+    for narrow in (False, True):
+        found = run_study(model, searching, ("e4m3_static",), wide, times, serving=Serving(kinds, narrow))
+        used = {kind for layer in found.layers for kind, scheme in layer.items() if scheme != "bf16"}
+        assert used == set(kinds)
+        assert found.results[1].eight_bits == 0.5
+        assert {group.kind for groups in found.sensitivity.values() for group in groups} == set(kinds)
+        shifts.append([each.agreement.ranks.score_shift for each in found.results if each.agreement.ranks])
+    (bf16, eight, _), (same, narrowed, _) = shifts
+    assert bf16 == same  # whose head is never narrow
+    assert eight != narrowed
