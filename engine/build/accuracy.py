@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.build.cuda_beam_package import SERVING
-from engine.build.cuda_package import serves_int8
+from engine.build.cuda_package import int8_scheme, serves_e4m3
 from engine.build.plan_times import find_times
 from engine.build.spec import BuildSpec, Calibration
 from engine.errors import ArtifactError, ConfigError
@@ -85,14 +85,18 @@ def choose_schemes(spec: BuildSpec, architecture: Architecture) -> tuple[Scheme,
     """Those that have kernels on the device, or all; ConfigError for scales that its kernels do not know."""
     if spec.device == "cpu":
         return ("e4m3_static", "e4m3_token", "int8")
+    integers = int8_scheme(spec, architecture)
     if spec.precision == "int8":
-        return ("int8",)
-    if spec.precision == "auto" and serves_int8(spec, architecture):
-        if spec.scaling == "token":
+        return (integers or "int8",)
+    if spec.precision == "auto" and integers is not None:
+        if spec.scaling == "token" and integers == "int8":
             reason = "auto mixes int8 and e4m3 here, whose kernels know static scales alone"
             mend = "leave --scaling out, or take --kernels portable for e4m3 scaled per token"
             raise ConfigError("scaling", spec.scaling, f"{reason}; {mend}")
-        return ("e4m3_static", "int8")
+        if not serves_e4m3(spec):
+            return (integers,)
+        if spec.scaling == "static":
+            return ("e4m3_static", integers)
     return ("e4m3_static",) if spec.scaling == "static" else ("e4m3_token",)
 
 

@@ -30,13 +30,13 @@ from engine.models.checkpoint import Checkpoint
 from engine.models.cuda_decoder import CudaDecoder
 from engine.models.cuda_weights import UNROTATE, prepare_weights
 from engine.models.decoder import PackedDecoder, no_constant
-from engine.models.plan import HopperKernels, Plan, choose_plan, restrict_plan
+from engine.models.plan import FIRST_E4M3, NO_KERNELS, HopperKernels, Plan, choose_plan, restrict_plan
 from engine.models.plan import Precision as PlanPrecision
 from engine.models.weights import EMBEDDING, LM_HEAD, NARROW_HEAD, NARROW_HEAD_SCALE
 from engine.packed import pack
 from engine.quant.laboratory import CALIBRATION_TOKENS
 from engine.quant.rotation import FINAL_NORM
-from engine.quant.schemes import Form
+from engine.quant.schemes import Form, Scheme
 from engine.quant.study import Study
 from engine.quant.texts import Text, spread
 
@@ -73,14 +73,24 @@ def write_cuda_package(
     return write_planned_package(spec, plan, checkpoint, folder, progress, texts, form)
 
 
-def serves_int8(spec: BuildSpec, architecture: Architecture) -> bool:
-    """Whether the device that is here would run int8 matrices of such layers."""
-    if spec.beam is not None or spec.kernels == "portable" or not finds_kernels():
-        return False
-    kernels = HopperKernels("to be compiled")
-    return choose_plan(
+def int8_scheme(spec: BuildSpec, architecture: Architecture) -> Scheme | None:
+    """How the device that is here would run int8 matrices of such layers: with predicted scales on the hopper
+    path, with exact ones on the portable path; None for a search, which does not."""
+    if spec.beam is not None:
+        return None
+    hopper = spec.kernels != "portable" and finds_kernels()
+    kernels = HopperKernels("to be compiled") if hopper else NO_KERNELS
+    plan = choose_plan(
         architecture, "int8", arch=_arch(spec), static=True, kernels=kernels, bounds=spec.bounds
-    ).rotated
+    )
+    if not plan.rotated:
+        return None
+    return "int8_exact" if plan.library is None else "int8"
+
+
+def serves_e4m3(spec: BuildSpec) -> bool:
+    """Whether the device that is here multiplies e4m3."""
+    return _arch(spec) >= FIRST_E4M3
 
 
 def _arch(spec: BuildSpec) -> int:
@@ -171,7 +181,6 @@ def _prepare(
 def _prepare_rotated(
     spec: BuildSpec, plan: Plan, checkpoint: Checkpoint, progress: Progress, texts: Sequence[Text], form: Form
 ) -> tuple[Plan, dict[str, Tensor]]:
-    """Every layer is a hopper one: nothing else here multiplies int8."""
     progress("calibrating")
     device = torch.device(spec.device)
     trusted = bool(texts or spec.calibration)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.models.architecture import Architecture
 from engine.models.hopper_weights import Rounded
-from engine.models.plan import HOPPER_MATRICES, Plan, Precision
+from engine.models.plan import HOPPER_MATRICES, LayerPlan, Plan, Precision
 from engine.models.weights import MODULES
 from engine.ops.hopper.weights import Factors, RoundedMatrix
 from engine.packed import pack
@@ -69,7 +69,7 @@ def round_decoder(
     found = rotate(wide, architecture, axes, still=form == "heads")
     decoder = EmulatedDecoder(architecture, found.weights, found.unrotate)
     say("rounding matrices")
-    wanted = {SCHEMES[getattr(layer, kind)] for layer in plan.layers for kind in HOPPER_MATRICES}
+    wanted = {_scheme(layer, kind) for layer in plan.layers for kind in HOPPER_MATRICES}
     shelf = prepare(decoder, packed, exact, sorted(wanted), form, compensated=trusted)
 
     rotated, layers, planned = dict(found.weights), {}, []
@@ -77,7 +77,7 @@ def round_decoder(
         matrices: dict[str, Matrix] = {}
         for kind in HOPPER_MATRICES:
             place: Place = (index, kind)
-            matrix = matrices[kind] = shelf[SCHEMES[getattr(layer, kind)]][place]
+            matrix = matrices[kind] = shelf[_scheme(layer, kind)][place]
             if isinstance(matrix, Bf16Matrix):
                 rotated[f"layers.{index}.{MODULES[kind]}.weight"] = matrix.weight
         made = _by_kernels(matrices)
@@ -86,6 +86,12 @@ def round_decoder(
         uneven = [kind for kind in ("qkv", "gate_up") if getattr(made.factors, kind) is None]
         planned.append(replace(layer, exact=tuple(uneven)))
     return Integers(replace(plan, layers=tuple(planned)), rotated, found.unrotate, layers)
+
+
+def _scheme(layer: LayerPlan, kind: str) -> Scheme:
+    """The portable path's norm has whole rows before it: nothing is predicted."""
+    scheme = SCHEMES[getattr(layer, kind)]
+    return "int8_exact" if scheme == "int8" and layer.path == "portable" else scheme
 
 
 def _by_kernels(matrices: Mapping[str, Matrix]) -> Rounded:

@@ -53,7 +53,7 @@ def measure_times(
             before, gain = _mean_us(a, plan, (plain, alone), batches, device, compare)
             base.append(before)
             saved.setdefault(kind, {})[scheme] = gain
-            if scheme in ROTATED and kind in STREAM:
+            if scheme in ROTATED and kind in STREAM and alone.path == "hopper":
                 pair = (alone, replace(alone, exact=(kind,)))
                 exact[kind] = -_mean_us(a, plan, pair, batches, device, compare)[1]
     if not base:

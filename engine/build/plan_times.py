@@ -18,7 +18,9 @@ from engine.quant.schemes import Scheme
 from engine.quant.speed import estimate_times
 from engine.quant.times import Times
 
-PRECISIONS: dict[Scheme, Precision] = {"e4m3_static": "fp8", "e4m3_token": "fp8", "int8": "int8"}
+PRECISIONS: dict[Scheme, Precision] = {
+    "e4m3_static": "fp8", "e4m3_token": "fp8", "int8": "int8", "int8_exact": "int8",
+}  # fmt: skip
 
 
 def find_times(

@@ -50,13 +50,16 @@ def _portable(
     generator: torch.Generator,
 ) -> Callable[[], Tensor]:  # fmt: skip
     with x.device:
-        module = CudaLayer(a, layer, scaling).requires_grad_(False)
+        rotated = torch.int8 in layer.elements().values()
+        module = CudaLayer(a, layer, layer.inputs(scaling, rotated=rotated)).requires_grad_(False)
     for name, buffer in module.named_buffers():
         if name.endswith("weight_scales"):
             matrix = module.get_buffer(name.removesuffix("_scales"))
             buffer.fill_(1 / (SPREAD[matrix.dtype] * math.sqrt(matrix.shape[1])))
         elif name.endswith("input_scales"):
-            buffer.fill_(1 / FACTOR)
+            # in int8 they are factors, which the product is still to be divided by
+            matrix = module.get_buffer(name.replace("input_scales", "weight"))
+            buffer.fill_(FACTOR if matrix.dtype == torch.int8 else 1 / FACTOR)
         else:
             _fill(buffer, generator)
     positions, borders = _inputs(lengths, x.device)
@@ -66,7 +69,12 @@ def _portable(
         max_seqlen=max(lengths),
     )  # fmt: skip
     batch = Batch(positions, borders, tiles, _tables(a, lengths, x.device, torch.float32))
-    return lambda: module(x, x, batch)[1]
+
+    def run() -> Tensor:
+        found: tuple[Tensor, Tensor | None] = module(x, x, batch)
+        return found[0] if found[1] is None else found[1]
+
+    return run
 
 
 def _hopper(

@@ -63,7 +63,7 @@ class BuildSpec:
     `precision` asks for CUDA operations of our own, served from captured graphs, and is that of their
     matrices; None: torch's operations. "fp8" needs sm_89; its activations are scaled per tensor from
     `calibration` texts ("static", the fastest) or per token as they are made. "int8" is rotated and rounded
-    on the texts of `calibrate` or `calibration`, and has kernels on sm_90 alone. `kernels`: "portable" leaves
+    on the texts of `calibrate` or `calibration`. `kernels`: "portable" leaves
     those for one GPU generation alone. "auto" takes as many 8-bit matrices as the budget of `calibrate`
     allows; `calibrate` measures schemes on its texts, whatever the device, and the finished package is judged
     by them.

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.models.architecture import Architecture
-from engine.models.cuda_layers import Batch, CudaLayer, Norm
+from engine.models.cuda_layers import Batch, CudaLayer
+from engine.models.cuda_matrix import Norm
 from engine.models.cuda_weights import COS, SIN, UNROTATE
 from engine.models.hopper_layers import COS as HOPPER_COS
 from engine.models.hopper_layers import SIN as HOPPER_SIN
@@ -48,8 +49,10 @@ class CudaDecoder(nn.Module):
         self.embed_tokens = nn.Embedding(a.vocab_size, a.hidden_size, dtype=torch.bfloat16)
         self.architecture, self.runs, self.library = a, plan.runs(), plan.library or ""
         self.layers = nn.ModuleList(
-            HopperLayer(a, layer, after) if layer.path == "hopper" else CudaLayer(a, layer, plan.scaling)
-            for layer, after in zip_longest(plan.layers, plan.layers[1:])
+            HopperLayer(a, layer, after)
+            if layer.path == "hopper"
+            else CudaLayer(a, layer, plan.inputs(index))
+            for index, (layer, after) in enumerate(zip_longest(plan.layers, plan.layers[1:]))
         )
         if plan.rotated:
             self.register_buffer(UNROTATE, torch.empty(a.hidden_size, a.hidden_size))

@@ -1,26 +1,25 @@
 """The layers of a packed decoder on CUDA, built from a plan: every step one operation of engine.ops.portable.
 
-The residual stream is x plus a `delta` that the next norm takes in, so that no addition is a pass of its own.
-A matrix says what its producer must emit; the producers are norms, attention and the gate.
+The residual stream is x plus a `delta` that the next norm takes in, so that no addition is a pass of its own;
+int8 products add x themselves, then there is none. A matrix says what its producer must emit; the producers
+are norms, attention and the gate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.models.architecture import Architecture
-from engine.models.plan import LayerPlan, Precision, Scaling
-from engine.models.small_vectors import stored_shape, vector
+from engine.models.cuda_matrix import Matrix, Norm
+from engine.models.plan import LayerPlan
 from engine.ops.portable.activation import silu_mul
 from engine.ops.portable.attention import varlen_attention
 from engine.ops.portable.gate_up import gate_up
-from engine.ops.portable.linear import linear_e4m3
 from engine.ops.portable.norm import add_rms_norm
-from engine.ops.portable.quantise import quantise_rows
 from engine.ops.portable.quantised import E4M3, Activation, Quantise
 from engine.ops.portable.rotary import head_norm_rope
 
@@ -38,64 +37,14 @@ class Batch:
     before: tuple[Tensor, Tensor, Tensor] | None = None  # prefixes, this layer's constant keys and values
 
 
-class Matrix(nn.Module):
-    """One weight [out, in] in its planned precision; `quantise` is what its input must come as."""
-
-    weight: Tensor
-    bias: Tensor | None
-    weight_scales: Tensor | None
-    input_scales: Tensor | None
-
-    def __init__(self, shape: tuple[int, int], bias: bool, precision: Precision, scaling: Scaling) -> None:
-        super().__init__()
-        self.quantise: Quantise = "none" if precision == "bf16" else scaling
-        narrow = precision == "fp8"
-        self.register_buffer("weight", torch.empty(shape, dtype=E4M3 if narrow else torch.bfloat16))
-        self.register_buffer("bias", torch.empty(shape[0], dtype=torch.bfloat16) if bias else None)
-        scales = torch.empty(stored_shape(1))
-        self.register_buffer("weight_scales", scales if narrow else None)
-        self.register_buffer("input_scales", scales.clone() if self.quantise == "static" else None)
-
-    @property
-    def weight_scale(self) -> Tensor | None:
-        """float32[1]."""
-        return None if self.weight_scales is None else vector(self.weight_scales)
-
-    @property
-    def input_scale(self) -> Tensor | None:
-        """float32[1], where it is known beforehand."""
-        return None if self.input_scales is None else vector(self.input_scales)
-
-    def forward(self, x: Activation) -> Tensor:
-        scale = self.weight_scale
-        if scale is None:
-            return F.linear(x.values, self.weight, self.bias)
-        return linear_e4m3(x, self.weight, scale, self.bias)
-
-    def fit(self, x: Activation) -> Activation:
-        """x as this matrix takes it: a producer that saw only parts of a row leaves the row's scale to be
-        found."""
-        return quantise_rows(x.values) if self.quantise == "token" and x.scale is None else x
-
-
-class Norm(nn.Module):
-    """The weight of an RMSNorm; the operation is its caller's."""
-
-    weight: Tensor
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.register_buffer("weight", torch.empty(width, dtype=torch.bfloat16))
-
-
 class CudaAttention(nn.Module):
     """From the normed stream to what the output projection takes."""
 
-    def __init__(self, a: Architecture, plan: LayerPlan, scaling: Scaling) -> None:
+    def __init__(self, a: Architecture, plan: LayerPlan, inputs: Mapping[str, Quantise]) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.eps = a.num_heads, a.num_kv_heads, a.norm_eps
         self.q_scale = LOG2_E / a.head_dim**0.5
-        self.qkv = Matrix((a.q_width + 2 * a.kv_width, a.hidden_size), a.qkv_bias, plan.qkv, scaling)
+        self.qkv = Matrix((a.q_width + 2 * a.kv_width, a.hidden_size), a.qkv_bias, plan.qkv, inputs["qkv"])
         self.q_norm = Norm(a.head_dim) if a.qk_norm else None
         self.k_norm = Norm(a.head_dim) if a.qk_norm else None
 
@@ -112,26 +61,31 @@ class CudaAttention(nn.Module):
             heads=self.heads, kv_heads=self.kv_heads, eps=self.eps, q_scale=self.q_scale,
         )  # fmt: skip
         return varlen_attention(
-            q, k, v, batch.tiles, batch.cu_seqlens, scale=output.input_scale, before=batch.before
-        )
+            q, k, v, batch.tiles, batch.cu_seqlens, scale=output.input_scale, before=batch.before,
+            quantise="heads" if output.quantise == "heads" else "static",
+        )  # fmt: skip
 
 
 class CudaLayer(nn.Module):
     """x += attention(norm(x)); x += mlp(norm(x)); in fewer passes."""
 
-    def __init__(self, a: Architecture, plan: LayerPlan, scaling: Scaling) -> None:
+    def __init__(self, a: Architecture, plan: LayerPlan, inputs: Mapping[str, Quantise]) -> None:
+        """`inputs`: Plan.inputs."""
         super().__init__()
         self.eps, self.fused = a.norm_eps, plan.fused_gate_up
         self.attention_norm = Norm(a.hidden_size)
-        self.attention = CudaAttention(a, plan, scaling)
-        self.output = Matrix((a.hidden_size, a.q_width), a.output_bias, plan.output, scaling)
+        self.attention = CudaAttention(a, plan, inputs)
+        shape = (a.hidden_size, a.q_width)
+        self.output = Matrix(shape, a.output_bias, plan.output, inputs["output"], a.num_heads)
         self.mlp_norm = Norm(a.hidden_size)
-        self.gate_up = Matrix((2 * a.intermediate_size, a.hidden_size), a.mlp_bias, plan.gate_up, scaling)
-        self.down = Matrix((a.hidden_size, a.intermediate_size), a.mlp_bias, plan.down, scaling)
+        shape = (2 * a.intermediate_size, a.hidden_size)
+        self.gate_up = Matrix(shape, a.mlp_bias, plan.gate_up, inputs["gate_up"])
+        shape = (a.hidden_size, a.intermediate_size)
+        self.down = Matrix(shape, a.mlp_bias, plan.down, inputs["down"])
 
     def forward(
         self, x: Tensor, delta: Tensor | None, batch: Batch, rows: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         """x, delta [T, hidden_size] -> the same, or only the given rows: all attend, only they go on."""
         x, normed = self.before_attention(x, delta)
         return self.after_attention(x, self.attention(normed, batch, self.output), rows)
@@ -144,12 +98,12 @@ class CudaLayer(nn.Module):
 
     def after_attention(
         self, x: Tensor, attended: Activation, rows: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         """The layer's second half, from the stream before it and what its heads gathered."""
         if rows is not None:
             x, attended = x[rows], _take(attended, rows)
-        x, normed = self._norm(x, self.output(self.output.fit(attended)), self.mlp_norm, self.gate_up)
-        return x, self.down(self.down.fit(self.gate(normed)))
+        x, normed = self._norm(*self.output.add(x, attended), self.mlp_norm, self.gate_up)
+        return self.down.add(x, self.gate(normed))
 
     def _norm(
         self, x: Tensor, delta: Tensor | None, norm: Norm, to: Matrix, take: Tensor | None = None
@@ -166,7 +120,8 @@ class CudaLayer(nn.Module):
         """The normed stream -> what the down projection takes."""
         down = self.down
         if self.fused:
-            return gate_up(x, self.gate_up.weight, self.gate_up.weight_scale, scale=down.input_scale)
+            weight, scale = self.gate_up.weight, self.gate_up.weight_scale
+            return gate_up(x, weight, scale, scale=down.input_scale, blocks=down.quantise == "blocks")
         return silu_mul(self.gate_up(x), quantise=down.quantise, scale=down.input_scale)
 
 

@@ -1,8 +1,8 @@
 """A decoder's tensors made ready for CUDA: quantised as the plan says, rotary tables, scales of activations.
 
-Names are the eager decoder's; a quantised matrix adds `weight_scales` and, where scales are static,
-`input_scales`, float32[1, 1] each. A hopper layer's tensors give way to those of hopper_weights; rotary
-frequencies to tables of every position that the bounds allow.
+Names are the eager decoder's; a quantised matrix adds `weight_scales` and, where scales are known beforehand,
+`input_scales`, float32[1, 1] each in e4m3. A hopper layer's tensors give way to those of hopper_weights;
+rotary frequencies to tables of every position that the bounds allow.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from engine.models.hopper_layers import COS as HOPPER_COS
 from engine.models.hopper_layers import SIN as HOPPER_SIN
 from engine.models.hopper_weights import Rounded, hopper_tables, hopper_tensors, is_hopper, restore_hopper
 from engine.models.plan import MATRICES, Plan
+from engine.models.rounded_weights import restore_int8, rounded_tensors
 from engine.models.small_vectors import store
 from engine.models.weights import INV_FREQ, MODULES
 from engine.ops.portable.linear import quantise_weight
@@ -41,7 +42,8 @@ def prepare_weights(
     """The eager decoder's tensors -> the CUDA decoder's, on the device where they are.
 
     `input_scales`: module name -> scale of its input (value = q * scale), for every quantised matrix of a
-    static plan. `rounded`: its hopper layers with int8 matrices. ConfigError names one that is missing.
+    static plan. `rounded`: layers with int8 matrices, of a rotated plan's rotated weights. ConfigError names
+    one that is missing.
     """
     replaced = tuple(f"layers.{i}." for i, layer in enumerate(plan.layers) if layer.path == "hopper")
     prepared = {
@@ -53,6 +55,9 @@ def prepare_weights(
         prepared |= hopper_tensors(weights, architecture, plan, input_scales, rounded)
     for index, layer in enumerate(plan.layers):
         if layer.path == "hopper":
+            continue
+        if plan.rotated:
+            prepared |= rounded_tensors(weights, index, (rounded or {}).get(index), plan.inputs(index))
             continue
         for matrix, module in MODULES.items():
             if getattr(layer, matrix) != "fp8":
@@ -82,6 +87,9 @@ def restore_weights(prepared: Mapping[str, Tensor], architecture: Architecture) 
         if name.startswith(skipped) or name.endswith((".weight_scales", ".input_scales")):
             continue
         scale = prepared.get(f"{name}_scales")
+        if tensor.dtype == torch.int8:
+            restored[name] = restore_int8(tensor, prepared, name.removesuffix(".weight")).bfloat16()
+            continue
         restored[name] = tensor if scale is None else (tensor.float() * scale).bfloat16()
     for index in hopper:
         restored |= restore_hopper(prepared, architecture, index)

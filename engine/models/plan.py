@@ -20,7 +20,8 @@ from engine.models.architecture import Architecture
 from engine.ops.hopper import plan as work_list
 from engine.ops.hopper.supports import LayerShape, refuses_int8, unsupported
 from engine.ops.portable.attention import HEAD_DIMS
-from engine.ops.portable.gate_up import serves_gate_up
+from engine.ops.portable.gate_up_tiles import serves_gate_up
+from engine.ops.portable.quantised import Quantise
 from engine.packed import BatchBounds
 
 Precision = Literal["bf16", "fp8", "int8"]
@@ -36,6 +37,10 @@ HOPPER_MATRICES = {
 ELEMENTS = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 FIRST_E4M3 = 89  # sm_89; 8-bit tensor cores before it are int8 only
 FIRST_ARCH = 80
+# What an int8 matrix of the portable path takes: the norm sees whole rows, so their own scale costs nothing
+INT8_INPUTS: dict[str, Quantise] = {
+    "qkv": "rows", "output": "heads", "gate_up": "rows", "down": "blocks",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,19 @@ class LayerPlan:
         """Element type of each matrix, under the names of engine.ops.hopper."""
         return {theirs: ELEMENTS[getattr(self, ours)] for ours, theirs in HOPPER_MATRICES.items()}
 
+    def inputs(self, scaling: Scaling, *, rotated: bool) -> dict[str, Quantise]:
+        """How the input of each matrix is quantised on the portable path, in a plan of these."""
+
+        def quantise(matrix: str, precision: Precision) -> Quantise:
+            if precision == "bf16":
+                return "none"
+            if precision == "int8":
+                return INT8_INPUTS[matrix]
+            # static scales of a rotated stream are of its raw rows; here the norm makes each row its own
+            return "token" if rotated and matrix in ("qkv", "gate_up") else scaling
+
+        return {matrix: quantise(matrix, getattr(self, matrix)) for matrix in MATRICES}
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -71,6 +89,10 @@ class Plan:
     @property
     def quantises(self) -> bool:
         return any(getattr(layer, matrix) != "bf16" for layer in self.layers for matrix in MATRICES)
+
+    def inputs(self, index: int) -> dict[str, Quantise]:
+        """How the input of each matrix of a portable layer is quantised."""
+        return self.layers[index].inputs(self.scaling, rotated=self.rotated)
 
     def runs(self) -> list[tuple[KernelPath, range]]:
         """Consecutive layers of one path, in order."""
@@ -143,7 +165,7 @@ def choose_plan(
     scaling: Scaling = "static" if static else "token"
     planned = tuple(chosen for chosen, _ in layers)
     if precision == "int8" and not any(torch.int8 in each.elements().values() for each in planned):
-        notes.append("int8: no kernels here multiply it; every matrix stays bf16")
+        notes.append("int8: no matrix can be in it; every one stays bf16")
     rotated = any(torch.int8 in each.elements().values() for each in planned)
     return Plan(planned, scaling, tuple(notes), library, rotated)
 
@@ -184,8 +206,7 @@ def _choose_path(
         reason = kernels.reason
     if reason is None:
         return replace(layer, path="hopper"), None
-    narrow: dict[str, Any] = {name: "bf16" for name in MATRICES if getattr(layer, name) == "int8"}
-    return replace(layer, **narrow), reason
+    return layer, reason
 
 
 def restrict_plan(plan: Plan, chosen: Sequence[Mapping[str, str]]) -> Plan:

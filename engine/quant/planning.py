@@ -22,7 +22,7 @@ from engine.quant.floats import Bf16Matrix
 from engine.quant.int8 import ExactRows, Int8Matrix
 from engine.quant.laboratory import Laboratory
 from engine.quant.rows import STREAM, Matrix
-from engine.quant.schemes import KINDS, Form, Scheme
+from engine.quant.schemes import KINDS, ROTATED, Form, Scheme
 from engine.quant.sensitivity import Sensitivity, measure_sensitivity
 from engine.quant.texts import Text, spread
 from engine.quant.times import Times
@@ -40,6 +40,11 @@ class Family:
     name: str
     form: Form
     schemes: Mapping[str, Scheme]
+
+    def with_integers(self, scheme: Scheme) -> Family:
+        """The same with another scheme for what is in int8."""
+        mine = {kind: scheme if each in ROTATED else each for kind, each in self.schemes.items()}
+        return replace(self, schemes=mine)
 
     def matrices(self, laboratory: Laboratory) -> dict[Place, Matrix]:
         """All in 8 bits that can be."""
@@ -59,12 +64,13 @@ STILL = Family(
 
 def families(schemes: Sequence[Scheme]) -> list[Family]:
     """What may be chosen from where these schemes have kernels."""
-    e4m3 = [each for each in schemes if each.startswith("e4m3")]
-    if "int8" in schemes and "e4m3_static" in schemes:
-        return [INT8, STILL]  # e4m3 where int8 does better is in it
-    if "int8" in schemes:
-        return [INT8, Family("int8, still", "heads", {"output": "int8", "down": "int8"})]
-    return [Family(each, "plain", dict.fromkeys(KINDS, each)) for each in e4m3]
+    integers: Scheme | None = next((each for each in schemes if each in ROTATED), None)
+    if integers is None:
+        return [Family(each, "plain", dict.fromkeys(KINDS, each)) for each in schemes if each != "bf16"]
+    still = STILL  # e4m3 where int8 does better is in it
+    if "e4m3_static" not in schemes:
+        still = Family("int8, still", "heads", {"output": "int8", "down": "int8"})
+    return [INT8.with_integers(integers), still.with_integers(integers)]
 
 
 @dataclass(frozen=True)

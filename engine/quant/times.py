@@ -31,8 +31,9 @@ class Times:
 
     def saved_us(self, kind: str, scheme: Scheme, *, exact: bool = False) -> float:
         """By one matrix; below zero where the scheme is the slower one."""
-        name = "int8" if scheme in ROTATED else scheme
-        return self.saved.get(kind, {}).get(name, 0.0) - (self.exact.get(kind, 0.0) if exact else 0.0)
+        saved = self.saved.get(kind, {})
+        name = "int8" if scheme in ROTATED and scheme not in saved else scheme
+        return saved.get(name, 0.0) - (self.exact.get(kind, 0.0) if exact else 0.0)
 
     def plan_us(
         self, num_layers: int, plan: Mapping[Place, Scheme], exact: frozenset[Place] = frozenset()

@@ -87,7 +87,7 @@ def build(
         Precision | None,
         typer.Option(
             help="CUDA: kernels of our own in captured graphs, matrices in this precision. fp8 needs sm_89; "
-            "int8 sm_90, and keeps answers closer: give it texts (--calibrate or --calibration). auto: 8 "
+            "int8 does not, and keeps answers closer: give it texts (--calibrate or --calibration). auto: 8 "
             "bits where --calibrate finds that the answers stay. Without it torch's kernels, no graphs."
         ),
     ] = None,

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.library import wrap_triton
 
 from engine.ops.portable import reference
+from engine.ops.portable.integers import to_int8
 from engine.ops.portable.language import jit, next_power_of_2, register, tl
-from engine.ops.portable.quantised import Activation, check_mode, empty_quantised
+from engine.ops.portable.quantised import MODES, Activation, check_mode, empty_quantised
 
 HEAD_DIMS = (16, 32, 64, 128)  # what a tile of a tensor core and the registers allow
 
@@ -50,6 +51,16 @@ def _attend_to_all(
         values = tl.load(v + (at + key)[:, None] * v_stride + dim[None, :], mask=there[:, None], other=0.0)
         weighted = tl.dot(weight.to(v.dtype.element_ty), values, weighted * shrink[:, None])
     return highest, total, weighted
+
+
+@jit
+def _quantise(result, scale, MODE: tl.constexpr):
+    """What is stored of [ROWS, DIM]; by "heads" their factors are in it already."""
+    if MODE == 1:
+        result = tl.clamp(result * (1.0 / tl.load(scale)), -448.0, 448.0)
+    if MODE == 4:
+        result = to_int8(result)
+    return result
 
 
 @jit
@@ -116,18 +127,19 @@ def _varlen_attention(
         highest = peak
         values = tl.load(value_at + at * v_stride, mask=there[:, None], other=0.0)
         weighted = tl.dot(weight.to(v.dtype.element_ty), values, weighted * shrink[:, None])
-    result = weighted / total[:, None]
+    if QUANTISE == 4:
+        total /= tl.load(scale + kv_head * GROUP + row % GROUP)
+    result = _quantise(weighted / total[:, None], scale, QUANTISE)
     target = out + (start + token)[:, None] * (HEADS * DIM) + head + dim[None]
-    if QUANTISE:
-        result = tl.clamp(result * (1.0 / tl.load(scale)), -448.0, 448.0)
     tl.store(target, result.to(out.dtype.element_ty), mask=wanted)
 
 
 def _allocate(
     q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, cu_seqlens: Tensor, scale: Tensor | None,
     prefixes: Tensor | None = None, constant_k: Tensor | None = None, constant_v: Tensor | None = None,
+    quantise: str = "static",
 ) -> Tensor:  # fmt: skip
-    mode = "none" if scale is None else "static"
+    mode = "none" if scale is None else quantise
     return empty_quantised(q, (q.shape[0], q.shape[1] * q.shape[2]), mode)[0]
 
 
@@ -135,8 +147,9 @@ def _allocate(
 def _launch(
     q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, cu_seqlens: Tensor, scale: Tensor | None,
     prefixes: Tensor | None = None, constant_k: Tensor | None = None, constant_v: Tensor | None = None,
+    quantise: str = "static",
 ) -> Tensor:  # fmt: skip
-    out = _allocate(q, k, v, tiles, cu_seqlens, scale)
+    out = _allocate(q, k, v, tiles, cu_seqlens, scale, quantise=quantise)
     heads, kv_heads, dim = q.shape[1], k.shape[1], q.shape[2]
     group = heads // kv_heads
     key, value = (k, v) if constant_k is None or constant_v is None else (constant_k, constant_v)
@@ -145,8 +158,8 @@ def _launch(
         q.shape[0], cu_seqlens, cu_seqlens if prefixes is None else prefixes, key, value, key.stride(0),
         value.stride(0),
         HEADS=heads, GROUP=group, DIM=dim, TOKENS=tile_tokens(heads, kv_heads), ROWS=tile_rows(group),
-        KEYS=32, STAGES=2, QUANTISE=scale is not None, PREFIXES=prefixes is not None,
-        num_warps=4 if tile_rows(group) == 64 else 8,
+        KEYS=32, STAGES=2, QUANTISE=MODES["none" if scale is None else quantise],
+        PREFIXES=prefixes is not None, num_warps=4 if tile_rows(group) == 64 else 8,
     )  # fmt: skip
     return out
 
@@ -154,17 +167,19 @@ def _launch(
 def varlen_attention(
     q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, cu_seqlens: Tensor, *,
     scale: Tensor | None = None, before: tuple[Tensor, Tensor, Tensor] | None = None,
+    quantise: str = "static",
 ) -> Activation:  # fmt: skip
     """q[T, heads, D], k and v [T, kv_heads, D] with any row stride, tiles of attention_tiles -> [T, heads *
     D].
 
     before: prefixes int32[S, 2] and a constant prefix' k and v [P, kv_heads, D], as ops.packed_attention
-    takes them. scale float32[1]: e4m3 of out / scale. ValueError for a D not in HEAD_DIMS or heads that do
-    not group.
+    takes them. scale: e4m3 of out / scale, float32[1], or by "heads" int8 of out * scale, float32[heads].
+    ValueError for a D not in HEAD_DIMS or heads that do not group.
     """
-    check_mode("none" if scale is None else "static", scale)
+    check_mode("none" if scale is None else quantise, scale, ("none", "static", "heads"))
     if q.shape[2] not in HEAD_DIMS:
         raise ValueError(f"head_dim = {q.shape[2]!r}: must be one of {HEAD_DIMS}")
     if q.shape[1] % k.shape[1] != 0:
         raise ValueError(f"heads = {q.shape[1]!r}: must be a multiple of kv_heads = {k.shape[1]}")
-    return Activation(_launch(q, k, v, tiles, cu_seqlens, scale, *(before or ())), scale)
+    out = _launch(q, k, v, tiles, cu_seqlens, scale, *(before or ()), quantise=quantise)
+    return Activation(out, scale if quantise == "static" else None)

@@ -36,11 +36,12 @@ def register(
     The launcher may only call torch operations and wrap_triton(kernel)[grid](...). `allocate` takes the
     same arguments and returns empty outputs: what tracing sees. `cpu` computes the same in plain torch, so
     that one exported graph runs on both. The bare launcher stays reachable as `.launch`, for tests without
-    a device.
+    a device. Where there is none the operation stays whole when it is traced: Triton's compiler needs one.
     """
 
     def decorate(launch: Callable[..., Any]) -> Callable[..., Any]:
-        define = torch.library.custom_op if triton is None else torch.library.triton_op
+        whole = triton is None or not torch.cuda.is_available()
+        define = torch.library.custom_op if whole else torch.library.triton_op
         operation: Any = define(f"boundgen::{name}", launch, mutates_args=())
         operation.register_kernel("cpu")(cpu)
         operation.register_fake(allocate)

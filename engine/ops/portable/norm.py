@@ -3,15 +3,19 @@
     sum[t] = x[t] + delta[t]          out[t] = weight * sum[t] / sqrt(mean(sum[t]²) + eps), quantised if asked
 
 x[t] may be a row of a table, the embedding of token t. One pass: x and delta are read once, sum and out
-written once: 8 bytes an element in bf16, 7 with e4m3.
+written once: 8 bytes an element in bf16, 7 with e4m3. Quantised by "rows", int8, out[t] is of sum[t] itself:
+norm weights are folded into the matrix behind it, and its scale has the factor 1 / rms.
 """
 
 from torch import Tensor
 from torch.library import wrap_triton
 
 from engine.ops.portable import reference
+from engine.ops.portable.integers import row_scale_of, to_int8
 from engine.ops.portable.language import jit, next_power_of_2, register, tl
 from engine.ops.portable.quantised import MODES, Activation, check_mode, empty_quantised
+
+NORM_MODES = ("none", "static", "token", "rows")
 
 
 @jit
@@ -35,6 +39,11 @@ def _add_rms_norm(
     if HAS_DELTA or TAKES:
         tl.store(total + at, value.to(total.dtype.element_ty), mask=inside)
     mean = tl.sum(value * value, 0) / WIDTH
+    if MODE == 3:
+        scale_of_row = row_scale_of(tl.max(tl.abs(value), 0))
+        tl.store(row_scale + row, scale_of_row * tl.rsqrt(mean + EPS))
+        tl.store(out + at, to_int8(value * tl.div_rn(1.0, scale_of_row)), mask=inside)
+        return
     gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     normed = value * tl.rsqrt(mean + EPS) * gain
     if MODE == 0:
@@ -85,10 +94,10 @@ def add_rms_norm(
     take int64[T]: row t is x[take[t]]. Without it and delta the residual is x itself. ValueError for a mode
     without its scale.
     """
-    check_mode(quantise, scale)
+    check_mode(quantise, scale, NORM_MODES)
     if x.dim() != 2 or weight.shape != (x.shape[1],):
         raise ValueError(f"weight.shape = {tuple(weight.shape)!r}: must be ({x.shape[-1]},)")
     total, out, row_scale = _launch(x, delta, weight, scale, eps, quantise, take)
     return x if delta is None and take is None else total, Activation(
-        out, row_scale if quantise == "token" else scale
+        out, row_scale if quantise in ("token", "rows") else scale
     )

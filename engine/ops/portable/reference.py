@@ -11,18 +11,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.ops.portable.quantised import dequantise, quantise_per_token, quantise_static
+from engine.ops.portable.integers import GROUP_ROWS
+from engine.ops.portable.quantised import (
+    dequantise,
+    quantise_blocks,
+    quantise_heads,
+    quantise_per_token,
+    quantise_rows_int8,
+    quantise_static,
+)
+from engine.quant.integers import multiply
 
 
 def _emit(value: Tensor, dtype: torch.dtype, scale: Tensor | None, quantise: str) -> tuple[Tensor, Tensor]:
-    """float32 value -> what a kernel stores, and the row scales (none of them unless per token)."""
+    """float32 value -> what a kernel stores, and the scales that it makes with it."""
     if quantise == "token":
         return quantise_per_token(value)
+    if quantise == "blocks":
+        return quantise_blocks(value)
     none = torch.empty((0, 1), dtype=torch.float32, device=value.device)
-    if quantise == "static":
-        assert scale is not None
-        return quantise_static(value, scale), none
-    return value.to(dtype), none
+    if scale is None:
+        return value.to(dtype), none
+    return (quantise_static if quantise == "static" else quantise_heads)(value, scale), none
 
 
 def add_rms_norm(
@@ -32,6 +42,8 @@ def add_rms_norm(
     rows = x if take is None else x[take]
     value = rows.float() if delta is None else rows.float() + delta.float()
     total = x.new_empty((0, x.shape[1])) if delta is None and take is None else value.to(x.dtype)
+    if quantise == "rows":
+        return (total, *quantise_rows_int8(value, eps))
     normed = value * torch.rsqrt(value.square().mean(-1, keepdim=True) + eps) * weight.float()
     return (total, *_emit(normed, x.dtype, scale, quantise))
 
@@ -79,6 +91,7 @@ def attention_tiles(
 def varlen_attention(
     q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, cu_seqlens: Tensor, scale: Tensor | None,
     prefixes: Tensor | None = None, constant_k: Tensor | None = None, constant_v: Tensor | None = None,
+    quantise: str = "static",
 ) -> Tensor:  # fmt: skip
     """Softmax in base 2 over each segment's prefixes and earlier tokens; rows of no segment are zero here."""
     group = q.shape[1] // k.shape[1]
@@ -102,7 +115,7 @@ def varlen_attention(
         )
         weights = scores.masked_fill(future, float("-inf")).softmax(-1)
         out[rows] = torch.einsum("hts,shd->thd", weights, values)
-    return _emit(out.flatten(1), q.dtype, scale, "none" if scale is None else "static")[0]
+    return _emit(out.flatten(1), q.dtype, scale, "none" if scale is None else quantise)[0]
 
 
 def linear_e4m3(
@@ -113,11 +126,34 @@ def linear_e4m3(
     return (out if bias is None else out + bias.float()).bfloat16()
 
 
+def linear_int8(
+    x: Tensor, x_scale: Tensor | None, weight: Tensor, weight_scale: Tensor, bias: Tensor | None,
+    residual: Tensor | None, blocks: bool,
+) -> Tensor:  # fmt: skip
+    """x int8[T, K], weight int8[N, K]: sums are exact inside a scale."""
+    out = _multiply_int8(x, x_scale.T if blocks and x_scale is not None else x_scale, weight, weight_scale)
+    out = out if bias is None else out + bias.float()
+    return (out if residual is None else out + residual.float()).bfloat16()
+
+
+def _multiply_int8(x: Tensor, x_scale: Tensor | None, weight: Tensor, weight_scale: Tensor) -> Tensor:
+    """x_scale[T, blocks]."""
+    of_x = torch.ones(1, 1, device=x.device) if x_scale is None else x_scale
+    of_rows = weight_scale.repeat_interleave(GROUP_ROWS)[: weight.shape[0]]
+    return multiply(x, of_x, weight, of_rows)
+
+
 def gate_up(
-    x: Tensor, x_scale: Tensor | None, weight: Tensor, weight_scale: Tensor | None, scale: Tensor | None
-) -> Tensor:
+    x: Tensor, x_scale: Tensor | None, weight: Tensor, weight_scale: Tensor | None, scale: Tensor | None,
+    blocks: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """SwiGLU with its projection: weight[2I, K], gates first; nothing is rounded before the product."""
-    both = F.linear(dequantise(x, x_scale), dequantise(weight, weight_scale))
+    if x.dtype == torch.int8:
+        assert weight_scale is not None
+        both = _multiply_int8(x, x_scale, weight, weight_scale)
+    else:
+        both = F.linear(dequantise(x, x_scale), dequantise(weight, weight_scale))
     gate, up = both.chunk(2, dim=-1)
     dtype = x.dtype if x_scale is None else torch.bfloat16
-    return _emit(F.silu(gate) * up, dtype, scale, "none" if scale is None else "static")[0]
+    mode = "blocks" if blocks else "none" if scale is None else "static"
+    return _emit(F.silu(gate) * up, dtype, scale, mode)

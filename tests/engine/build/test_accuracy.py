@@ -164,14 +164,22 @@ def act_clock(patch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("precision", "kernels", "measured"),
-    [("auto", True, ["e4m3_static", "int8"]), ("auto", False, ["e4m3_static"]), ("int8", True, ["int8"])],
+    ("precision", "integers", "e4m3", "measured"),
+    [
+        ("auto", "int8", True, ["e4m3_static", "int8"]),
+        ("auto", "int8_exact", True, ["e4m3_static", "int8_exact"]),
+        ("auto", "int8_exact", False, ["int8_exact"]),
+        ("auto", None, True, ["e4m3_static"]),
+        ("int8", "int8", True, ["int8"]),
+    ],
 )
 def test_a_device_is_studied_for_what_it_can_build(
-    precision: str, kernels: bool, measured: list[str], tmp_path: Path, tiny_causal: Any, calibrate: Any,
+    precision: str, integers: str | None, e4m3: bool, measured: list[str], tmp_path: Path, tiny_causal: Any,
+    calibrate: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(engine.build.accuracy, "serves_int8", lambda *_: kernels)
+    monkeypatch.setattr(engine.build.accuracy, "int8_scheme", lambda *_: integers)
+    monkeypatch.setattr(engine.build.accuracy, "serves_e4m3", lambda _: e4m3)
     asked = act_clock(monkeypatch)
     checkpoint = load_checkpoint(tiny_causal.checkpoint, max_tokens=64)
     spec = BuildSpec(tiny_causal.checkpoint, tmp_path / "no", "tiny", bounds=BOUNDS)
@@ -192,11 +200,12 @@ def test_scaling_per_token_is_no_choice_beside_int8(
     spec = BuildSpec(tiny_causal.checkpoint, tmp_path / "no", "tiny", bounds=BOUNDS, scaling="token")
     for key, value in (("device", "cuda"), ("precision", "auto")):
         object.__setattr__(spec, key, value)
-    monkeypatch.setattr(engine.build.accuracy, "serves_int8", lambda *_: True)
+    monkeypatch.setattr(engine.build.accuracy, "serves_e4m3", lambda _: True)
+    monkeypatch.setattr(engine.build.accuracy, "int8_scheme", lambda *_: "int8")
     act_clock(monkeypatch)
     with pytest.raises(ConfigError, match=r"scaling = 'token': .* static scales.*--kernels portable"):
         study_accuracy(calibrate(Budget(9, 9)), spec, checkpoint, tmp_path, lambda stage: None)
-    monkeypatch.setattr(engine.build.accuracy, "serves_int8", lambda *_: False)
+    monkeypatch.setattr(engine.build.accuracy, "int8_scheme", lambda *_: "int8_exact")
     found = study_accuracy(calibrate(Budget(9, 9)), spec, checkpoint, tmp_path, lambda stage: None).study
     assert [each.name for each in found.results] == ["bf16", "e4m3_token", "auto"]
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.beam.bounds import BeamBounds
 from engine.build import BuildSpec
-from engine.build.cuda_package import serves_int8
+from engine.build.cuda_package import int8_scheme
 from engine.build.integers import round_decoder
 from engine.models.architecture import Architecture
 from engine.models.cuda_decoder import CudaDecoder
@@ -149,7 +150,7 @@ def test_a_decoder_that_no_rotation_passes_is_refused() -> None:
         run(dataclasses.replace(architecture), weights, plan_of(architecture), trusted=False)
 
 
-def test_int8_is_no_choice_where_nothing_compiles_its_kernels(
+def test_int8_has_exact_scales_where_nothing_compiles_its_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = BuildSpec(tmp_path, tmp_path / "out", "tiny", bounds=BOUNDS)
@@ -160,6 +161,8 @@ def test_int8_is_no_choice_where_nothing_compiles_its_kernels(
     nvcc.write_text("#!/bin/sh\n")
     nvcc.chmod(0o755)
     monkeypatch.setenv("NVCC", str(nvcc))
-    assert serves_int8(spec, KINDS["norm"])
+    assert int8_scheme(spec, KINDS["norm"]) == "int8"
+    assert int8_scheme(dataclasses.replace(spec, kernels="portable"), KINDS["norm"]) == "int8_exact"
     monkeypatch.setenv("NVCC", "/nowhere/nvcc")
-    assert not serves_int8(spec, KINDS["norm"])
+    assert int8_scheme(spec, KINDS["norm"]) == "int8_exact"
+    assert int8_scheme(dataclasses.replace(spec, beam=BeamBounds(4, 2, 1)), KINDS["norm"]) is None

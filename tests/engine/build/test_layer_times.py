@@ -33,7 +33,13 @@ def plan_of(precision: Precision, *, hopper: bool, static: bool = True, **option
 @pytest.mark.parametrize("kind", [*MATRICES, None])
 @pytest.mark.parametrize(
     ("precision", "hopper", "static"),
-    [("fp8", True, True), ("int8", True, True), ("fp8", False, True), ("fp8", False, False)],
+    [
+        ("fp8", True, True),
+        ("int8", True, True),
+        ("fp8", False, True),
+        ("fp8", False, False),
+        ("int8", False, True),
+    ],
 )
 def test_a_layer_of_each_kind_runs(
     precision: Precision, hopper: bool, static: bool, kind: str | None
@@ -84,9 +90,16 @@ def test_what_stays_bf16_saves_nothing() -> None:
     plan = choose_plan(narrow, "int8", arch=90, static=True, kernels=HopperKernels("digest"), bounds=BOUNDS)
     times = measure_times(narrow, {"int8": plan}, [(4,)], CPU, lambda *_: (2.0, 1.0))
     assert set(times.saved) == {"qkv", "output"}
-    none = plan_of("int8", hopper=False)
+    none = plan_of("bf16", hopper=False)
     times = measure_times(make_architecture(), {"int8": none}, [(4,)], CPU, lambda *_: (2.0, 1.0))
     assert (times.saved, times.layer) == ({}, 2048.0)
+
+
+def test_exact_scales_take_nothing_on_the_portable_path() -> None:
+    plans = {"int8_exact": plan_of("int8", hopper=False)}
+    times = measure_times(make_architecture(), plans, [(4,)], CPU, lambda *_: (2.0, 1.0))
+    assert times.exact == {}
+    assert [times.saved_us(kind, "int8_exact", exact=True) for kind in MATRICES] == [1024.0] * 4
 
 
 def test_batches_are_what_the_bounds_allow() -> None:

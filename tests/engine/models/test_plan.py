@@ -9,7 +9,7 @@ import re
 import pytest
 
 from engine.errors import ConfigError
-from engine.models.plan import HopperKernels, Plan, Precision, choose_plan
+from engine.models.plan import MATRICES, HopperKernels, Plan, Precision, choose_plan, restrict_plan
 from engine.packed import BatchBounds
 from tools.bench.shapes import SHAPES
 
@@ -86,12 +86,32 @@ def test_too_old_a_device() -> None:
         plan_of(arch=75)
 
 
-def test_int8_without_its_kernels_stays_bf16_and_says_so() -> None:
-    plan = plan_of("int8", kernels=HopperKernels(None, "no nvcc"))
-    assert not plan.quantises
-    assert not plan.rotated
+@pytest.mark.parametrize(
+    "changes", [{"kernels": HopperKernels(None, "no nvcc")}, {"arch": 80}, {"hidden_size": 4096}]
+)
+def test_int8_goes_the_portable_path_where_its_other_kernels_do_not_serve(changes) -> None:
+    plan = plan_of("int8", **changes)
+    assert plan.rotated
     assert plan.runs() == [("portable", range(28))]
-    assert "int8: no kernels here multiply it; every matrix stays bf16" in plan.notes
+    assert {getattr(plan.layers[5], matrix) for matrix in MATRICES} == {"int8"}
+    assert plan.inputs(5) == {"qkv": "rows", "output": "heads", "gate_up": "rows", "down": "blocks"}
+    (note,) = plan.notes
+    assert note.startswith("hopper kernels: ")
+
+
+def test_inputs_of_a_mixed_plan() -> None:
+    """A rotated stream's static scales are of raw rows, which the portable norm does not quantise."""
+    mixed = {"qkv": "e4m3_static", "output": "e4m3_static", "gate_up": "int8", "down": "bf16"}
+    plan = restrict_plan(plan_of("int8", arch=89), [mixed] * 28)
+    assert plan.inputs(0) == {"qkv": "token", "output": "static", "gate_up": "rows", "down": "none"}
+    plan = restrict_plan(plan_of("int8", arch=89, static=False), [mixed] * 28)
+    assert plan.inputs(0)["output"] == "token"
+
+
+def test_no_matrix_can_be_in_int8() -> None:
+    plan = plan_of("int8", intermediate_size=3080, hidden_size=1032, arch=80)
+    assert not plan.quantises
+    assert "int8: no matrix can be in it; every one stays bf16" in plan.notes
 
 
 @pytest.mark.parametrize(

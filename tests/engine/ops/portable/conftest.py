@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-BF16, F32, E4M3, I32 = torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int32
+BF16, F32, E4M3, I32, I8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int32, torch.int8
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ def cases() -> Iterator[Case]:
     for heads, kv, dim in ((16, 8, 128), (14, 2, 64), (9, 3, 64), (32, 8, 128), (12, 12, 64), (8, 1, 128)):
         yield Case(f"beam_attention-{heads}-{kv}-{dim}", "beam_attention", beams(heads, kv, dim))
     yield from selections()
+    yield from integers()
     for name, (heads, kv, dim, hidden, middle) in SHAPES.items():
         x, weight = empty(7, hidden), empty(hidden)
         for mode in ("none", "static", "token"):
@@ -95,6 +96,47 @@ def cases() -> Iterator[Case]:
         yield Case(
             f"gate_up-{name}-token", "gate_up", (narrow[0], empty(7, 1, dtype=F32), narrow[1], scale, None)
         )
+
+
+def integers() -> Iterator[Case]:
+    """int8: every matrix, and every producer of its inputs, where a shape makes other code of it."""
+    for name in ("qwen3", "qwen2"):
+        heads, kv, dim, *_ = SHAPES[name]
+        q, k = empty(7, heads, dim), empty(7, kv, dim)
+        cu, tiles = torch.tensor([0, 3, 7], dtype=I32), empty(2, 4, dtype=I32)
+        attended = (q, k, k, tiles, cu, empty(heads, dtype=F32), None, None, None, "heads")
+        yield Case(f"attention-{name}-heads", "attention", attended)
+    yield Case("silu-qwen2-blocks", "activation", (empty(7, 2 * SHAPES["qwen2"][4]), None, "blocks"))
+    for name in ("qwen3", "smollm2"):
+        x, weight = empty(7, SHAPES[name][3]), empty(SHAPES[name][3])
+        yield Case(f"norm-{name}-rows", "norm", (x, x, weight, None, 1e-6, "rows"))
+    yield from integer_products()
+
+
+def integer_products() -> Iterator[Case]:
+    """linear_int8, and gate_up from and to the other types too."""
+    for name, (heads, kv, dim, hidden, middle) in SHAPES.items():
+        x, rows, blocks = empty(7, hidden), empty(7, 1, dtype=F32), empty(middle // 128, 7, dtype=F32)
+        for kind, outputs, width, scale, residual in (
+            ("qkv", (heads + 2 * kv) * dim, hidden, rows, None),
+            ("o", hidden, heads * dim, None, x),
+            ("down", hidden, middle, blocks, x),
+        ):
+            operands = empty(7, width, dtype=I8), scale, empty(outputs, width, dtype=I8)
+            bias = empty(outputs) if name == "qwen2" and kind == "qkv" else None
+            args = (*operands, empty(-(-outputs // 128), dtype=F32), bias, residual, kind == "down")
+            if name == "qwen3" or bias is not None or (name == "smollm2" and kind == "o"):
+                yield Case(f"linear_int8-{name}-{kind}", "linear_int8", args)
+        weight, one = empty(2 * middle, hidden), torch.ones(1)
+        narrow = x.to(I8), rows, weight.to(I8), empty(middle // 64, dtype=F32)
+        if name != "qwen2":
+            yield Case(f"gate_up-{name}-int8-blocks", "gate_up", (*narrow, None, True))
+        if name == "qwen3":
+            yield Case(f"gate_up-{name}-int8", "gate_up", (*narrow, None))
+            yield Case(f"gate_up-{name}-int8-static", "gate_up", (*narrow, one))
+            yield Case(f"gate_up-{name}-blocks", "gate_up", (x, None, weight, None, None, True))
+            e4m3 = x.to(E4M3), rows, weight.to(E4M3), one, None, True
+            yield Case(f"gate_up-{name}-token-blocks", "gate_up", e4m3)
 
 
 def beams(heads: int, kv: int, dim: int) -> tuple[torch.Tensor, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.ops.portable.gate_up import MULTIPROCESSORS, choose_tile
+from engine.ops.portable.gate_up_tiles import MULTIPROCESSORS, choose_tile
 from engine.ops.portable.language import cdiv
 
 

@@ -16,7 +16,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: kernels 
 SHARED_BYTES = {80: 166_912, 90: 232_448}  # the most a block may have: 163 and 227 KiB
 TYPES = {
     torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64",
-    torch.float8_e4m3fn: "*fp8e4nv", torch.bool: "*i1",
+    torch.float8_e4m3fn: "*fp8e4nv", torch.bool: "*i1", torch.int8: "*i8",
 }  # fmt: skip
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 

@@ -1,4 +1,4 @@
-"""Every kernel but the 8-bit ones against its oracle, run by Triton's interpreter on the CPU in its own
+"""Every kernel but those of e4m3 against its oracle, run by Triton's interpreter on the CPU in its own
 process.
 
 The interpreter is chosen when a kernel is defined, so it cannot be switched on in a process that imported
@@ -31,6 +31,12 @@ def near(got, want, tolerance):
 
 def draw(*shape):
     return torch.randn(shape)  # float32: the interpreter truncates to bfloat16 and multiplies it wrongly
+
+def integers(*shape):
+    return torch.randint(-128, 128, shape, dtype=torch.int8)
+
+def scales(*shape):
+    return torch.rand(shape) + 0.5
 """
 
 PROGRAMS = {
@@ -184,10 +190,75 @@ assert torch.equal(got, clean)
     "gate_up": """
 weight = draw(512, 128) / 8
 # four programs at once: one tile of few rows, two; then of many, and more than go together
-importlib.import_module("engine.ops.portable.gate_up").MULTIPROCESSORS = 4
+importlib.import_module("engine.ops.portable.gate_up_tiles").MULTIPROCESSORS = 4
 for rows in (1, 64, 100, 128, 130, 8 * 128 + 1):
     args = (draw(rows, 128), None, weight, None, None)
-    near(launch("gate_up", *args), reference.gate_up(*args), 1e-6)
+    near(launch("gate_up", *args)[0], reference.gate_up(*args)[0], 1e-6)
+""",
+    "int8 rounding": """
+x, delta = draw(6, 576) * 3, draw(6, 576)
+x[4] = 0.0
+x[5, :8] = torch.tensor([127.0, -127.0, 0.5, 1.5, 2.5, -0.5, -1.5, 126.5])  # ties: its scale is 1
+x[5, 8:] = 0
+for given in (None, delta):
+    args = (x, given, draw(576), None, 1e-6, "rows")
+    (total, q, scale), want = launch("norm", *args), reference.add_rms_norm(*args)
+    assert torch.equal(q, want[1]) and torch.equal(total, want[0])
+    near(scale, want[2], 1e-6)
+""",
+    "int8 attention": """
+from engine.ops.portable.attention import tile_tokens
+for heads, kv, dim in ((4, 2, 128), (7, 1, 64)):
+    cu = torch.tensor([0, 1, 71, 104], dtype=torch.int32)
+    q, k, v = draw(104, heads, dim), draw(104, kv, dim), draw(104, kv, dim)
+    tiles = reference.attention_tiles(cu, q, tile_tokens(heads, kv), 16, 128)
+    args = (q, k, v, tiles, cu, scales(heads) * 150, None, None, None, "heads")
+    got, want = launch("attention", *args).int(), reference.varlen_attention(*args).int()
+    assert (got - want).abs().max() <= 1 and (got != want).float().mean() < 1e-3
+    assert (want == 127).any() and (want == -128).any()  # some saturate
+""",
+    "int8 linear": """
+from engine.ops.portable import linear_int8
+linear_int8._allocate = lambda x, x_scale, weight, *_: torch.empty(len(x), len(weight))
+for tokens, outputs, width in ((130, 144, 576), (5, 128, 80), (1, 272, 128)):
+    x, weight, of_rows = integers(tokens, width), integers(outputs, width), scales(-(-outputs // 128))
+    given = scales(tokens, 1), draw(outputs), draw(tokens, outputs)
+    for of_x, bias, residual in ((given[0], None, None), (None, *given[1:])):
+        args = (x, of_x, weight, of_rows, bias, residual, False)
+        near(launch("linear_int8", *args), reference.linear_int8(*args), 2e-3)  # the oracle's are bf16
+    args = (x, None, weight, torch.ones_like(of_rows), None, None, False)
+    assert torch.equal(launch("linear_int8", *args).double(), x.double() @ weight.double().T)  # exact
+for tokens, outputs, width in ((130, 144, 512), (1, 128, 128)):
+    x, weight, of_rows = integers(tokens, width), integers(outputs, width), scales(-(-outputs // 128))
+    args = (x, scales(width // 128, tokens), weight, of_rows, None, draw(tokens, outputs), True)
+    near(launch("linear_int8", *args), reference.linear_int8(*args), 2e-3)
+    of_x = 2.0 ** torch.randint(-3, 3, (width // 128, tokens))
+    args = (x, of_x, weight, torch.ones_like(of_rows), None, None, True)
+    sums = (x.double().view(tokens, -1, 128) * of_x.double().T[:, :, None]).flatten(1) @ weight.double().T
+    assert torch.equal(launch("linear_int8", *args).double(), sums)  # exact: scales are powers of two
+""",
+    "int8 gate_up": """
+x, weight = integers(130, 128), integers(512, 128)
+args = (x, scales(130, 1) * 1e-4, weight, scales(4), None)
+wide = draw(130, 128), draw(512, 128) / 8
+from engine.ops.portable import gate_up as module
+for arch, given in ((90, args), (80, args), (90, (wide[0], None, wide[1], None, None))):
+    module.capability = lambda _: arch
+    (q, scale), want = launch("gate_up", *given, True), reference.gate_up(*given, True)
+    near(scale, want[1], 1e-5)
+    assert (q.int() - want[0].int()).abs().max() <= 1 and (q != want[0]).float().mean() < 1e-3
+both = draw(3, 2 * 384)
+(q, scale), want = launch("activation", both, None, "blocks"), reference.silu_mul(both, None, "blocks")
+near(scale, want[1], 1e-5)
+assert (q.int() - want[0].int()).abs().max() <= 1 and (q != want[0]).float().mean() < 1e-3
+# what they stand for: the transform of 32 neighbours, in stored order
+from engine.ops.portable.integers import stored_columns
+from engine.quant.rotation import hadamard
+import torch.nn.functional as F
+order = stored_columns(384)
+value = F.silu(both[:, :384]) * both[:, 384:]
+mixed = (value.view(3, -1, 32) @ hadamard(32)).flatten(1)[:, order]
+near(want[0].float().view(3, 3, 128) * want[1].T[:, :, None], mixed.view(3, 3, 128), 1e-2)
 """,
 }
 
