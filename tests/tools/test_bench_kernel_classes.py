@@ -23,6 +23,7 @@ NAMES = {
         "void gemv2T_kernel_val<int, int, __nv_bfloat16, __nv_bfloat16, __nv_bfloat16, float, 128>",
         "_gate_up_0",
         "triton_tem_fused_mm_3",
+        "_linear_int8_2",
     ),
     "attention": (
         "void boundgen::attention_kernel<128, __nv_fp8_e4m3>(boundgen::AttentionParams)",

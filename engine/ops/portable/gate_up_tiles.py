@@ -6,7 +6,7 @@ So where tiles of half as many rows all run at once, those are taken: 7 us inste
 
 from dataclasses import dataclass
 
-from engine.ops.portable.language import cdiv
+from engine.ops.portable.language import cdiv, has_large_blocks
 
 MULTIPROCESSORS = 132  # of an H100 or H200: as many programs run at once, at most
 
@@ -40,13 +40,13 @@ def choose_tile(width: int, quantised: bool, arch: int, *, blocks: bool = False)
     warps.
     """
     if blocks:
-        tile = choose_tile(width, quantised, max(arch, 90))
-        short = (
-            32 if quantised else 16
-        )  # both accumulators fit older tensor cores' registers beside such steps
-        shape = (tile.depth, tile.stages) if arch >= 90 else (short, 5)
-        return GateUpTile(128, 128, shape[0], 8, shape[1], 0, 0)
-    if arch < 90:  # two accumulators of 128 x 128 do not fit the registers of older tensor cores
+        if not has_large_blocks(arch):  # both accumulators fit the registers beside such short steps alone
+            return GateUpTile(128, 128, 32 if quantised else 16, 8, 5, 0, 0)
+        tile = choose_tile(width, quantised, arch)
+        return GateUpTile(128, 128, tile.depth, 8, tile.stages, 0, 0)
+    if not has_large_blocks(
+        arch
+    ):  # two accumulators of 128 x 128 do not fit the registers of older tensor cores
         return GateUpTile(128, 64, 64, 8, 3, 0, 0)
     if quantised and width % 128 == 0:
         return GateUpTile(128, 128, 128, 8, 3, 64, 4)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["capability", "cdiv", "jit", "next_power_of_2", "register", "tl"]
+__all__ = ["capability", "cdiv", "has_large_blocks", "jit", "next_power_of_2", "register", "tl"]
 
 try:
     import triton
@@ -59,6 +59,12 @@ def capability(x: torch.Tensor) -> int:
         return 90
     major, minor = torch.cuda.get_device_capability(x.device)
     return 10 * major + minor
+
+
+def has_large_blocks(arch: int) -> bool:
+    """Whether a block may have 227 KiB of shared memory; it is 99 to 163 before sm_90, and 99 from sm_120
+    on."""
+    return 90 <= arch < 120
 
 
 def cdiv(a: int, b: int) -> int:

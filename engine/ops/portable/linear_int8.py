@@ -16,7 +16,7 @@ from torch.library import wrap_triton
 
 from engine.ops.portable import reference
 from engine.ops.portable.integers import BLOCK_COLUMNS, GROUP_ROWS
-from engine.ops.portable.language import capability, cdiv, jit, register, tl
+from engine.ops.portable.language import capability, cdiv, has_large_blocks, jit, register, tl
 from engine.ops.portable.quantised import Activation
 
 
@@ -34,8 +34,8 @@ class LinearTile:
 def choose_tile(outputs: int, inputs: int, blocks: bool, arch: int) -> LinearTile:
     """The one configuration for a matrix. By blocks there are two accumulators, and a step is a block."""
     if blocks:
-        return LinearTile(128, 128, BLOCK_COLUMNS, 8, 3 if arch >= 90 else 2)
-    if arch < 90:
+        return LinearTile(128, 128, BLOCK_COLUMNS, 8, 3 if has_large_blocks(arch) else 2)
+    if not has_large_blocks(arch):
         return LinearTile(128, 128, 64, 8, 4)
     depth = 128 if inputs % 128 == 0 else 64
     return LinearTile(128, 256 if outputs >= 2048 else 128, depth, 8, 3)

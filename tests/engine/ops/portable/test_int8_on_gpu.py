@@ -19,7 +19,7 @@ from engine.ops.portable.norm import add_rms_norm
 from engine.ops.portable.quantised import Activation, quantise_per_token
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
-TOKENS = (1, 2, 77, 130, 1000)
+TOKENS = (2, 77, 1000)
 SHAPES = {  # heads, kv heads, head_dim, hidden, intermediate
     "qwen3": (16, 8, 128, 1024, 3072),
     "qwen2": (14, 2, 64, 896, 4864),
