@@ -12,6 +12,8 @@ A prompt is not split over programs: 64 keys take 0.7 us, so up to 300 tokens th
 request with 2,048 would gain, at the cost of a second kernel a layer for everybody.
 """
 
+from __future__ import annotations
+
 import math
 from typing import Any, NamedTuple
 
@@ -24,6 +26,7 @@ from engine.ops.portable.beam_attention_kernel import beam_attention_kernel
 from engine.ops.portable.language import capability, cdiv, next_power_of_2, register
 
 HEAD_DIMS = (16, 32, 64, 128)  # what a tile of a tensor core and the registers allow
+AT_ONCE = 3 * 132  # programs with 64 keys a tile that an H200 runs
 
 
 class Tiles(NamedTuple):
@@ -34,6 +37,16 @@ class Tiles(NamedTuple):
     slots: int
     keys: int
     own_stages: int
+
+    def programs(self, kv_heads: int, beams: int, prompts: int) -> int:
+        """Of one launch, `beams` of each prompt."""
+        return kv_heads * cdiv(beams, self.beams) * prompts
+
+    def crowded(self) -> Tiles:
+        """For more programs than run at once: half the keys leave registers and shared memory for a fourth
+        program on a multiprocessor. 20 prompts of 60 tokens take 10 us so and 14 in two rounds; 10 of 300
+        tokens, which run at once either way, 14 and 11 (heads of 64, H200)."""
+        return self._replace(keys=min(self.keys, 32))
 
 
 def choose_tiles(group: int, dim: int, arch: int) -> Tiles:

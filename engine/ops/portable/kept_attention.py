@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.ops.beam_attention import beam_attention
-from engine.ops.portable.beam_attention import HEAD_DIMS, Rotation, attend, choose_tiles
+from engine.ops.portable.beam_attention import AT_ONCE, HEAD_DIMS, Rotation, attend, choose_tiles
 from engine.ops.portable.beam_attention_kernel import beam_attention_kernel
 from engine.ops.portable.kept_rotary import Kept, head_norm_rope_keep
 from engine.ops.portable.language import capability
@@ -59,12 +59,16 @@ def launch(
             qkv, positions, cos, sin, q_weight, k_weight, slot, keys, values, prompt_keys, prompt_values,
             ancestors, cu_seqlens, heads, kv_heads, eps, layer, max_seqlen,
         )  # fmt: skip
-    out = qkv.new_empty((qkv.shape[0], heads * dim))
+    num_rows, num_prompts = qkv.shape[0], cu_seqlens.shape[0] - 1
+    out = qkv.new_empty((num_rows, heads * dim))
+    tiles = choose_tiles(heads // kv_heads, dim, capability(qkv))
+    if tiles.programs(kv_heads, num_rows // num_prompts, num_prompts) > AT_ONCE:
+        tiles = tiles.crowded()
     prompt, suffix = (prompt_keys[layer, 0], prompt_values[layer, 0]), (keys[layer], values[layer])
+    projected = split_heads(qkv[:, : (heads + kv_heads) * dim], qkv, heads, kv_heads)
     attend(
-        kernel, choose_tiles(heads // kv_heads, dim, capability(qkv)), out,
-        split_heads(qkv[:, : (heads + kv_heads) * dim], qkv, heads, kv_heads), prompt, suffix, ancestors,
-        cu_seqlens, Rotation(positions, cos, sin, q_weight, k_weight, slot, eps),
+        kernel, tiles, out, projected, prompt, suffix, ancestors, cu_seqlens,
+        Rotation(positions, cos, sin, q_weight, k_weight, slot, eps),
     )  # fmt: skip
     return out
 

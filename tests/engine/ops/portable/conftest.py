@@ -80,7 +80,9 @@ def cases() -> Iterator[Case]:
         cache = empty(2, 4, 7, kv, dim)
         kept = torch.zeros(1, dtype=torch.int64), cache, cache, heads, kv, 1e-6, 0.1, 1
         yield Case(f"kept_rotary-{name}", "kept_rotary", (qkv, at, *tables, *norms, *kept))
-        yield Case(f"kept_attention-{name}", "kept_attention", kept_beams(heads, kv, dim, tables, norms))
+        for kind, sizes in (("", (2, 100)), ("-crowded", (20, 2000))):
+            given = kept_beams(heads, kv, dim, tables, norms, *sizes)
+            yield Case(f"kept_attention-{name}{kind}", "kept_attention", given)
         q, k = empty(7, heads, dim), empty(7, kv, dim)
         cu, tiles = torch.tensor([0, 3, 7], dtype=I32), empty(2, 4, dtype=I32)
         before = (torch.tensor([[-1, 0], [-1, 0]], dtype=I32), empty(40, kv, dim), empty(40, kv, dim))
@@ -147,13 +149,15 @@ def beams(heads: int, kv: int, dim: int) -> tuple[torch.Tensor, ...]:
     return (q, k, v, *prompts, *suffixes, empty(4, 100, dtype=torch.int64), cu)
 
 
-def kept_beams(heads: int, kv: int, dim: int, tables: Any, norms: Any) -> tuple[Any, ...]:
+def kept_beams(
+    heads: int, kv: int, dim: int, tables: Any, norms: Any, prompts: int = 2, rows: int = 100
+) -> tuple[Any, ...]:
     """The same from the projection on, in the second of two layers."""
-    qkv, at, slot = empty(100, (heads + 2 * kv) * dim), *torch.zeros(2, 100, dtype=torch.int64)
-    suffixes, prompts = empty(2, 2, 4, 100, kv, dim), empty(2, 2, 1, 7, kv, dim)
-    ancestors, cu = empty(4, 100, dtype=torch.int64), torch.tensor([0, 3, 7], dtype=I32)
+    qkv, at, slot = empty(rows, (heads + 2 * kv) * dim), *torch.zeros(2, rows, dtype=torch.int64)
+    suffixes, kept = empty(2, 2, 4, rows, kv, dim), empty(2, 2, 1, 3 * prompts, kv, dim)
+    ancestors, cu = empty(4, rows, dtype=torch.int64), 3 * torch.arange(prompts + 1, dtype=I32)
     return (
-        qkv, at, *tables, *norms, slot[:1], *suffixes, *prompts, ancestors, cu, heads, kv, 1e-6, 1, 512,
+        qkv, at, *tables, *norms, slot[:1], *suffixes, *kept, ancestors, cu, heads, kv, 1e-6, 1, 512,
     )  # fmt: skip
 
 
