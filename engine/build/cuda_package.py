@@ -70,7 +70,8 @@ def write_cuda_package(
         shutil.copyfile(library, folder / library.name)
     for note in plan.notes:
         progress(f"plan: {note}")
-    return write_planned_package(spec, plan, checkpoint, folder, progress, texts, form)
+    head = study is None or spec.precision != "auto" or study.narrow_head
+    return write_planned_package(spec, plan, checkpoint, folder, progress, texts, form, narrow=head)
 
 
 def int8_scheme(spec: BuildSpec, architecture: Architecture) -> Scheme | None:
@@ -132,9 +133,12 @@ def write_planned_package(
     progress: Progress,
     texts: Sequence[Text] = (),
     form: Form = "stream",
+    *,
+    narrow: bool = True,
 ) -> Plan:
     """Replaces the weights in `folder` by prepared ones and writes the package; returns the plan with what
-    calibration decided. `texts`, `form`: of a rotated plan.
+    calibration decided. `texts`, `form`: of a rotated plan; `narrow`: a search's head too, where any matrix
+    is in 8 bits.
 
     On a CPU the same package comes out, with the operations' oracles in it.
     """
@@ -160,7 +164,8 @@ def write_planned_package(
     compile_package(exported, folder / PACKAGE, as_traced=True)
     if spec.beam is not None:
         write_cuda_beam_packages(architecture, prepared, plan, spec.bounds, spec.beam, folder, progress)
-        stored |= _narrow_head(plan, stored.get(LM_HEAD, prepared[EMBEDDING]))
+        if narrow and plan.quantises:
+            stored |= _narrow_head(stored.get(LM_HEAD, prepared[EMBEDDING]))
     save_file(_on_cpu(prepared | stored), folder / WEIGHTS)
     return plan
 
@@ -198,9 +203,9 @@ def _prepare_rotated(
     return made.plan, prepared | carried | {UNROTATE: made.unrotate.to(device)}
 
 
-def _narrow_head(plan: Plan, head: Tensor) -> dict[str, Tensor]:
-    """The head in 8 bits, where the plan has any and the library takes it."""
-    narrow = narrow_head(head) if plan.quantises else None
+def _narrow_head(head: Tensor) -> dict[str, Tensor]:
+    """The head in 8 bits, where the library takes it."""
+    narrow = narrow_head(head)
     return {} if narrow is None else {NARROW_HEAD: narrow[0], NARROW_HEAD_SCALE: narrow[1]}
 
 

@@ -18,7 +18,6 @@ from engine.packed import PackedBatch, pack
 from engine.quant.agreement import Agreement, Answers, answer, compare, exact_rows
 from engine.quant.beams import find_winners
 from engine.quant.emulation import EmulatedDecoder, Place
-from engine.quant.floats import Bf16Matrix
 from engine.quant.preparation import Shelf, prepare, principal_axes
 from engine.quant.ranks import Winners, compare_ranks
 from engine.quant.rotation import rotate
@@ -106,10 +105,10 @@ class Laboratory:
 
     def measure(
         self, texts: Sequence[Text], matrices: Mapping[Place, Matrix], *, form: Form,
-        carrier: torch.dtype = torch.bfloat16, prefix: bool = True,
+        carrier: torch.dtype = torch.bfloat16, prefix: bool = True, narrow_head: bool = False,
     ) -> Agreement:  # fmt: skip
         """A plan against float32. Places without a matrix are float32. Of texts whose pipeline searches, the
-        first few are searched from too."""
+        first few are searched from too; `narrow_head`: with the head in e4m3."""
         decoder = self.decoder(form, carrier)
         found = answer(decoder, self.model.head, texts, matrices, prefix=prefix)
         agreement = compare(self.reference(texts), found, texts)
@@ -121,8 +120,7 @@ class Laboratory:
                 self._winners[text] = search_from(self.decoder("plain"), self._heads[False], text, {})
         expected = [self._winners[text] for text in prompts]
         prompts = prompts if prefix else [replace(text, prefix=0) for text in prompts]
-        narrow = any(not isinstance(each, Bf16Matrix) for each in matrices.values())
-        ours = [search_from(decoder, self._heads[narrow], text, matrices) for text in prompts]
+        ours = [search_from(decoder, self._heads[narrow_head], text, matrices) for text in prompts]
         return replace(agreement, ranks=compare_ranks(expected, ours))
 
 

@@ -9,8 +9,7 @@ from engine.quant.schemes import KINDS
 
 @dataclass(frozen=True)
 class Serving:
-    """`kinds` of matrices that leave bf16; `narrow_head`: a search's head is in e4m3 where any matrix is in 8
-    bits."""
+    """`kinds` of matrices that leave bf16; `narrow_head`: a search's head may be in e4m3 beside them."""
 
     kinds: tuple[str, ...] = KINDS
     narrow_head: bool = False

@@ -21,7 +21,7 @@ from engine.quant.rotation import why_not
 from engine.quant.schemes import KINDS, ROTATED, Form, Scheme, unserved, whole_form
 from engine.quant.sensitivity import Sensitivity
 from engine.quant.serving import Serving
-from engine.quant.texts import spread
+from engine.quant.texts import Text, spread
 from engine.quant.times import Times
 
 METHOD = "emulated on a CPU in plain torch: integer sums exact, tensors stored in bf16"
@@ -43,7 +43,8 @@ class PlanResult:
 @dataclass(frozen=True)
 class Study:
     """`times`: that speeds are of; `layers`: scheme of each kind in each layer that `auto` chose, `form`: of
-    the decoder that it is of; `notes`: what stays bf16 and why."""
+    the decoder that it is of, `narrow_head`: whether its searches have theirs in e4m3; `notes`: what stays
+    bf16 and why."""
 
     method: str
     budget: Budget
@@ -53,6 +54,7 @@ class Study:
     layers: tuple[dict[str, str], ...]
     notes: tuple[str, ...]
     form: Form = "plain"
+    narrow_head: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"
@@ -88,7 +90,8 @@ def run_study(
         matrices = laboratory.matrices(scheme)
         say(f"measuring {scheme}")
         plan = {place: scheme for place, each in matrices.items() if not isinstance(each, Bf16Matrix)}
-        agreement = laboratory.measure(texts.judge, matrices, form=whole_form(scheme))
+        narrow = serving.narrow_head and bool(plan)
+        agreement = laboratory.measure(texts.judge, matrices, form=whole_form(scheme), narrow_head=narrow)
         us = times.plan_us(layers, plan, exact_places(matrices))
         results.append(PlanResult(scheme, agreement, bf16_us / us, len(plan) / len(matrices)))
     best, agreement, sensitivity = _choose(laboratory, texts, served, budget, times, say)
@@ -98,6 +101,10 @@ def run_study(
             notes.append("auto: no plan with 8 bits holds the budget: bf16")
     elif best.plan:
         notes.append(f"auto: {best.family.name}, {best.family.form} form")
+    narrow_head = False
+    if serving.narrow_head and best.plan:
+        agreement, narrow_head, note = _try_head(laboratory, texts.judge, best, agreement, budget)
+        notes.append(note)
     share = len(best.plan) / (len(KINDS) * layers)
     results.append(PlanResult("auto", agreement, bf16_us / best.us, share))
     chosen: tuple[dict[str, str], ...] = tuple(
@@ -105,7 +112,21 @@ def run_study(
     )
     form = best.family.form if best.plan else "plain"
     method = f"{METHOD}; speed {times.source}"
-    return Study(method, budget, times, tuple(results), sensitivity, chosen, tuple(notes), form)
+    return Study(method, budget, times, tuple(results), sensitivity, chosen, tuple(notes), form, narrow_head)
+
+
+def _try_head(
+    laboratory: Laboratory, texts: Sequence[Text], best: Chosen, agreement: Agreement, budget: Budget
+) -> tuple[Agreement, bool, str]:
+    """The plan's agreement, whether its searches' head is in 8 bits (where that was measured and holds), and
+    why."""
+    found = laboratory.measure(texts, best.matrices, form=best.family.form, narrow_head=True)
+    if found.ranks is None:
+        return agreement, False, "auto: the head of searches stays bf16, no winners were measured"
+    if budget.broken(found) is not None:
+        kept = f"in 8 bits it keeps {found.ranks.winners:.0%} of the winners"
+        return agreement, False, f"auto: the head of searches stays bf16, {kept}"
+    return found, True, "auto: the head of searches in 8 bits too"
 
 
 def _choose(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 import engine.artifact
+import engine.build.cuda_package
 import engine.build.package
 from engine.artifact import Artifact
 from engine.beam.bounds import BeamBounds
@@ -22,6 +24,7 @@ from engine.beam.frontier import Frontier
 from engine.beam.search import SearchPlan
 from engine.build import BuildSpec, build_artifact
 from engine.build.cuda_beam_package import LOSS_NOTE, NOTE
+from engine.build.cuda_package import write_cuda_package
 from engine.build.plain_beams import search_plainly
 from engine.build.spec import Calibration
 from engine.errors import ConfigError
@@ -30,6 +33,8 @@ from engine.models.checkpoint import load_checkpoint
 from engine.packed import BatchBounds, pack
 from engine.pipeline import Answer, Pipeline, PipelineConfig
 from engine.quant.budget import Budget
+from engine.quant.speed import estimate_times
+from engine.quant.study import Study
 from engine.runtime.beam_lanes import BeamLanes
 from engine.runtime.lanes import LanePool
 from engine.runtime.native import load_weights
@@ -141,6 +146,26 @@ def test_a_pipeline_that_searches_further_than_the_artifact(
             tmp_path, tmp_path / "out", "tiny", bounds=BOUNDS, beam=beam,
             calibrate=searches(tmp_path, Budget(), **options),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("precision", "chosen", "narrow"), [("auto", False, False), ("auto", True, True), ("fp8", False, True)]
+)
+def test_auto_narrows_the_head_where_that_was_chosen(
+    precision: str, chosen: bool, narrow: bool, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(
+        engine.build.cuda_package, "write_planned_package", lambda *_, narrow: asked.append(narrow)
+    )
+    checkpoint = load_checkpoint(built.checkpoint, max_tokens=64)
+    layers = (dict.fromkeys(("qkv", "output", "gate_up", "down"), "e4m3_static"),)
+    a = checkpoint.architecture
+    study = Study("", Budget(), estimate_times(a), (), {}, layers, (), narrow_head=chosen)
+    spec = copy(built.spec)
+    object.__setattr__(spec, "precision", precision)
+    write_cuda_package(spec, precision, checkpoint, built.artifact, lambda _: None, study)
+    assert asked == [narrow]
 
 
 def test_what_prompts_begin_with_is_computed_at_build_as_when_served(built: Built) -> None:
