@@ -7,14 +7,15 @@ launching happen on the lane's own thread; Python, the packages' operations incl
 
 A lane may take its next batch HEAD_START_S before the last one ends on the device: as long as it takes to
 form a batch, fill it in and enqueue it. No sooner, as requests that come meanwhile would miss it; no later,
-as the device would wait. A graph's time is learned as it serves; before that, a lane waits for its end.
+as the device would wait. What a graph takes is learned as it serves; until then, the least of those for as
+many requests.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
@@ -30,7 +31,7 @@ from engine.runtime.beam_buckets import TOKEN_STEP, BeamBucket
 from engine.runtime.beam_transfer import BeamInputs, HostInputs, HostResults, gather_results
 from engine.runtime.capture import Capture
 from engine.runtime.graph_lane import GraphLane
-from engine.runtime.pending_search import CapturedSearch, Ends, HostSide, PendingSearch
+from engine.runtime.pending_search import CapturedSearch, Ends, HostSide, Pace, PendingSearch
 
 HEAD_START_S = 0.6e-3  # filling in and enqueuing take half of it, waking up the rest
 
@@ -42,6 +43,14 @@ class SearchKey:
     plan: SearchPlan
     place: tuple[int, int] | None
     bucket: BeamBucket
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Of graphs that differ in prompts' tokens alone: shapes of their results, and what they take."""
+
+    results: Frontier
+    pace: Pace = field(default_factory=Pace)
 
 
 class BeamGraphLane:
@@ -58,7 +67,7 @@ class BeamGraphLane:
             tuple[int, ...], Tensor
         ] = {}  # end tokens on the device, kept for graphs that read them
         self._graphs: dict[SearchKey, CapturedSearch] = {}
-        self._shapes: dict[SearchKey, Frontier] = {}  # of what was run before a capture, by its steps
+        self._steps: dict[SearchKey, _Steps] = {}
 
     @property
     def num_graphs(self) -> int:
@@ -83,22 +92,23 @@ class BeamGraphLane:
         _fill_evenly(BeamInputs.over(to_device[1], bucket), bucket)
         with torch.cuda.stream(stream), torch.no_grad():
             to_device[0].copy_(to_device[1], non_blocking=True)
-            if afresh or like not in self._shapes:
-                self._shapes[like] = _shapes_of(self._search(key, head, legal))
+            if afresh or like not in self._steps:
+                self._steps[like] = _Steps(_shapes_of(self._search(key, head, legal)))
             else:  # the steps have run; how many tokens prompts have is nothing to them
                 self._hold(bucket)
                 self._cache.prompt()
             stream.synchronize()
             with Capture(self._lane.memory, stream) as graph:
                 gathered = gather_results(self._search(key, head, legal))
-        ends = [self._ends_at(side, bucket, gathered.nbytes, self._shapes[like]) for side in self._sides]
-        self._graphs[key] = CapturedSearch(graph, to_device[0], gathered, ends)
+        steps = self._steps[like]
+        ends = [self._ends_at(side, bucket, gathered.nbytes, steps.results) for side in self._sides]
+        self._graphs[key] = CapturedSearch(graph, to_device[0], gathered, ends, steps.pace)
 
     def drop(self, place: int) -> None:
         """The graphs over one pipeline's legal sequences; waits for what was launched."""
         self._lane.stream.synchronize()
         self._before = self._last = None
-        for kept in (self._graphs, self._shapes):
+        for kept in (self._graphs, self._steps):
             for key in [key for key in kept if key.place is not None and key.place[0] == place]:
                 del kept[key]
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from engine.beam.frontier import Frontier
 from engine.runtime.beam_transfer import HostInputs, HostResults
 
+PATIENCE_S = 60.0  # whoever takes results needs milliseconds
 SLOWER = 1.02  # what is expected of a graph rises by so much a run at most, and falls at once
 
 
@@ -28,8 +29,9 @@ class HostSide:
         self._taken = Lock()
 
     def take(self) -> None:
-        """Waits while the results of the batch before are still in it."""
-        self._taken.acquire()
+        """Waits while the results of the batch before are still in it; TimeoutError where nobody takes them."""
+        if not self._taken.acquire(timeout=PATIENCE_S):
+            raise TimeoutError(f"results of a search were not taken for {PATIENCE_S:.0f} s")
 
     def give_back(self) -> None:
         self._taken.release()
@@ -46,15 +48,27 @@ class Ends:
     results: HostResults
 
 
+@dataclass
+class Pace:
+    """The least that graphs took which differ in prompts' tokens alone; None before the first run."""
+
+    least_s: float | None = None
+
+
 class CapturedSearch:
     """A graph, what it reads and writes on the device, and its memory on the host, twice."""
 
     def __init__(
-        self, graph: torch.cuda.CUDAGraph, inputs: Tensor, results: Tensor, ends: list[Ends]
+        self, graph: torch.cuda.CUDAGraph, inputs: Tensor, results: Tensor, ends: list[Ends], pace: Pace
     ) -> None:
         self.graph, self.ends = graph, ends
-        self._inputs, self._results = inputs, results
-        self.expected_s: float | None = None  # of the device; None before the first run
+        self._inputs, self._results, self._pace = inputs, results, pace
+        self._took_s: float | None = None
+
+    @property
+    def expected_s(self) -> float | None:
+        """Of the device, for one run; None where neither this graph has run nor one like it."""
+        return self._pace.least_s if self._took_s is None else self._took_s
 
     def enqueue(self, place: int = 0) -> None:
         """Everything of the batch that was filled in there, on the current stream."""
@@ -65,7 +79,9 @@ class CapturedSearch:
 
     def learn(self, seconds: float) -> None:
         """What one run took: the least is kept, but a device that has become slower is believed in time."""
-        self.expected_s = seconds if self.expected_s is None else min(seconds, self.expected_s * SLOWER)
+        self._took_s = seconds if self._took_s is None else min(seconds, self._took_s * SLOWER)
+        least_s = self._pace.least_s
+        self._pace.least_s = seconds if least_s is None else min(seconds, least_s)
 
 
 class PendingSearch:

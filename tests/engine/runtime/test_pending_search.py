@@ -12,12 +12,13 @@ from eager_beams import PLAN, PROMPTS, WIDTH, EagerBeams, items, make_beams, mak
 from engine.beam.frontier import Frontier
 from engine.beam.legal import LegalTensors
 from engine.packed import pack
-from engine.runtime import beam_graph
+from engine.runtime import beam_graph, pending_search
 from engine.runtime.beam_buckets import BeamBucket, BeamBuckets, SearchSizes
 from engine.runtime.legal_slots import StaleLegalError
 from engine.runtime.pending_search import CapturedSearch, PendingSearch
 
-SIZES, FEW = SearchSizes(WIDTH, 4, 20, 64), BeamBuckets([BeamBucket(2, WIDTH, 46)])
+SIZES = SearchSizes(WIDTH, 4, 20, 64)
+FEW = BeamBuckets([BeamBucket(1, WIDTH, 22), BeamBucket(2, WIDTH, 22), BeamBucket(2, WIDTH, 46)])
 ONE, OTHER, THIRD = [PROMPTS[0]], PROMPTS[1:3], PROMPTS[3:]
 Finish = Callable[[], Frontier]
 
@@ -46,6 +47,19 @@ def test_results_wait_while_the_next_batch_is_launched(beams: EagerBeams) -> Non
     same(third.result(60)(), wanted[2])
     same(second(), wanted[1])
     assert beams.fallbacks == 0
+
+
+def test_results_that_nobody_takes_do_not_stop_a_lane_for_ever(
+    beams: EagerBeams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beams.prepare(PLAN, SIZES, None, FEW)
+    monkeypatch.setattr(pending_search, "PATIENCE_S", 0.01)
+    pending = [begin(beams, ONE).result(60) for _ in range(2)]
+    with pytest.raises(TimeoutError, match="results of a search were not taken"):
+        begin(beams, ONE).result(60)
+    for finish in pending:
+        finish()
+    same(begin(beams, ONE).result(60)(), plain(beams, ONE, [WIDTH]))
 
 
 def test_memory_is_given_back_where_a_batch_fails(beams: EagerBeams, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,12 +116,15 @@ def test_a_lane_takes_the_next_batch_shortly_before_the_last_one_ends(
     beams.prepare(PLAN, SIZES, None, FEW)
     slept: list[float] = []
     monkeypatch.setattr(beam_graph.time, "sleep", slept.append)
-    elapsed = iter((20.0, 10.0, 15.0))
+    elapsed = iter((20.0, 10.0, 15.0, 15.0, 30.0, 40.0))
     monkeypatch.setattr(torch.cuda.Event, "elapsed_time", lambda *_: next(elapsed))
     begin(beams, ONE).result(60)()  # nothing is known yet: waits for the end
     assert slept == []
-    for _ in range(2):
+    for _ in range(3):
         begin(beams, ONE).result(60)()
-    begin(beams, ONE).result(60)
     ahead = beam_graph.HEAD_START_S
     assert slept == pytest.approx([0.020 - ahead, 0.010 - ahead, 0.0102 - ahead])
+    begin(beams, OTHER).result(60)()  # another number of prompts
+    assert len(slept) == 3
+    begin(beams, [PROMPTS[2]] * 2).result(60)()  # as many, longer
+    assert slept[3:] == pytest.approx([0.030 - ahead])
