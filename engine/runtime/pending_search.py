@@ -29,7 +29,7 @@ class HostSide:
         self._taken = Lock()
 
     def take(self) -> None:
-        """Waits while the results of the batch before are still in it; TimeoutError where nobody takes them."""
+        """Waits while results of the batch before are in it; TimeoutError where nobody takes them."""
         if not self._taken.acquire(timeout=PATIENCE_S):
             raise TimeoutError(f"results of a search were not taken for {PATIENCE_S:.0f} s")
 
