@@ -8,8 +8,6 @@ Sums of products are integers, exact in any order. The residual is added before 
 beyond T are read from the last one and not stored; columns beyond N and K likewise, with zeros for K's.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.library import wrap_triton
@@ -18,37 +16,21 @@ from engine.ops.portable import reference
 from engine.ops.portable.integers import BLOCK_COLUMNS, GROUP_ROWS
 from engine.ops.portable.language import capability, cdiv, has_large_blocks, jit, register, tl
 from engine.ops.portable.quantised import Activation
+from engine.ops.portable.tiles import Tile
 
 
-@dataclass(frozen=True)
-class LinearTile:
-    """Sizes in elements."""
-
-    rows: int
-    columns: int
-    depth: int
-    warps: int
-    stages: int
-
-
-def choose_tile(outputs: int, inputs: int, blocks: bool, arch: int) -> LinearTile:
+def choose_tile(outputs: int, inputs: int, blocks: bool, arch: int) -> Tile:
     """The one configuration for a matrix. By blocks there are two accumulators, and a step is a block."""
     if blocks:
-        return LinearTile(128, 128, BLOCK_COLUMNS, 8, 3 if has_large_blocks(arch) else 2)
+        return (
+            Tile(128, 128, BLOCK_COLUMNS, 8, 3, 64, 4)
+            if has_large_blocks(arch)
+            else Tile(128, 128, 128, 8, 2)
+        )
     if not has_large_blocks(arch):
-        return LinearTile(128, 128, 64, 8, 4)
+        return Tile(128, 128, 64, 8, 4)
     depth = 128 if inputs % 128 == 0 else 64
-    return LinearTile(128, 256 if outputs >= 2048 else 128, depth, 8, 3)
-
-
-@jit
-def _place(program, num_rows, column_tiles, ROWS: tl.constexpr, SWIZZLE: tl.constexpr):
-    """Row tile and column tile: SWIZZLE row tiles go through all columns together, so that both stay in
-    L2."""
-    first = program // (SWIZZLE * column_tiles) * SWIZZLE
-    in_group = tl.minimum(tl.cdiv(num_rows, ROWS) - first, SWIZZLE)
-    within = program % (SWIZZLE * column_tiles)
-    return first + within % in_group, within // in_group
+    return Tile(128, 256, depth, 8, 3, 64, 4) if outputs >= 2048 else Tile(128, 128, depth, 8, 3, 64, 4)
 
 
 @jit
@@ -85,13 +67,12 @@ def _sum_blocks(
 
 
 @jit
-def _linear_int8(
-    x, x_scale, weight, weight_scale, bias, residual, out, num_rows,
+def _linear_tile(
+    x, x_scale, weight, weight_scale, bias, residual, out, num_rows, row_tile, column_tile,
     WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr,
-    SWIZZLE: tl.constexpr, BLOCKS: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr,
-    ADDS: tl.constexpr, STAGES: tl.constexpr,
+    STAGES: tl.constexpr, BLOCKS: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr,
+    ADDS: tl.constexpr,
 ):  # fmt: skip
-    row_tile, column_tile = _place(tl.program_id(0), num_rows, tl.cdiv(OUTPUTS, COLS), ROWS, SWIZZLE)
     row = row_tile * ROWS + tl.arange(0, ROWS)
     column = column_tile * COLS + tl.arange(0, COLS)
     real_row = tl.minimum(row, num_rows - 1).to(tl.int64)
@@ -115,6 +96,39 @@ def _linear_int8(
     tl.store(out + target, value.to(out.dtype.element_ty), mask=inside)
 
 
+@jit
+def _linear_int8(
+    x, x_scale, weight, weight_scale, bias, residual, out, num_rows,
+    WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr,
+    SWIZZLE: tl.constexpr, BLOCKS: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr,
+    ADDS: tl.constexpr, STAGES: tl.constexpr, FEW_ROWS: tl.constexpr, FEW_TILES: tl.constexpr,
+    FEW_STAGES: tl.constexpr,
+):  # fmt: skip
+    """Programs that have no tile end at once, as in gate_up."""
+    program = tl.program_id(0)
+    column_tiles = tl.cdiv(OUTPUTS, COLS)
+    few = num_rows <= FEW_ROWS * FEW_TILES
+    if FEW_TILES > 0:  # noqa: SIM102 - this one when it is compiled, the other one when it runs
+        if few:
+            few_tiles = tl.cdiv(num_rows, FEW_ROWS)
+            if program < few_tiles * column_tiles:
+                _linear_tile(
+                    x, x_scale, weight, weight_scale, bias, residual, out, num_rows, program % few_tiles,
+                    program // few_tiles, WIDTH, OUTPUTS, FEW_ROWS, COLS, DEPTH, FEW_STAGES, BLOCKS, SCALED,
+                    BIASED, ADDS,
+                )  # fmt: skip
+    # SWIZZLE row tiles go through all columns together, so that both operands stay in L2
+    first = program // (SWIZZLE * column_tiles) * SWIZZLE
+    in_group = tl.minimum(tl.cdiv(num_rows, ROWS) - first, SWIZZLE)
+    if (in_group > 0) & (few == 0):
+        within = program % (SWIZZLE * column_tiles)
+        if within // in_group < column_tiles:
+            _linear_tile(
+                x, x_scale, weight, weight_scale, bias, residual, out, num_rows, first + within % in_group,
+                within // in_group, WIDTH, OUTPUTS, ROWS, COLS, DEPTH, STAGES, BLOCKS, SCALED, BIASED, ADDS,
+            )  # fmt: skip
+
+
 def _allocate(
     x: Tensor, x_scale: Tensor | None, weight: Tensor, weight_scale: Tensor, bias: Tensor | None,
     residual: Tensor | None, blocks: bool,
@@ -130,12 +144,13 @@ def _launch(
     out = _allocate(x, x_scale, weight, weight_scale, bias, residual, blocks)
     outputs, width = weight.shape
     tile = choose_tile(outputs, width, blocks, capability(x))
-    wrap_triton(_linear_int8)[(cdiv(x.shape[0], tile.rows) * cdiv(outputs, tile.columns),)](
+    wrap_triton(_linear_int8)[(tile.programs(x.shape[0], outputs),)](
         x, weight_scale if x_scale is None else x_scale, weight, weight_scale, out if bias is None else bias,
         out if residual is None else residual, out, x.shape[0],
         WIDTH=width, OUTPUTS=outputs, ROWS=tile.rows, COLS=tile.columns, DEPTH=tile.depth, SWIZZLE=8,
         BLOCKS=blocks, SCALED=x_scale is not None, BIASED=bias is not None, ADDS=residual is not None,
-        STAGES=tile.stages, num_warps=tile.warps,
+        STAGES=tile.stages, FEW_ROWS=tile.few_rows, FEW_TILES=tile.few_tiles(outputs),
+        FEW_STAGES=tile.few_stages, num_warps=tile.warps,
     )  # fmt: skip
     return out
 

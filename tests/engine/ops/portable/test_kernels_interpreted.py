@@ -190,7 +190,7 @@ assert torch.equal(got, clean)
     "gate_up": """
 weight = draw(512, 128) / 8
 # four programs at once: one tile of few rows, two; then of many, and more than go together
-importlib.import_module("engine.ops.portable.gate_up_tiles").MULTIPROCESSORS = 4
+importlib.import_module("engine.ops.portable.tiles").MULTIPROCESSORS = 4
 for rows in (1, 64, 100, 128, 130, 8 * 128 + 1):
     args = (draw(rows, 128), None, weight, None, None)
     near(launch("gate_up", *args)[0], reference.gate_up(*args)[0], 1e-6)
@@ -220,7 +220,9 @@ for heads, kv, dim in ((4, 2, 128), (7, 1, 64)):
     "int8 linear": """
 from engine.ops.portable import linear_int8
 linear_int8._allocate = lambda x, x_scale, weight, *_: torch.empty(len(x), len(weight))
-for tokens, outputs, width in ((130, 144, 576), (5, 128, 80), (1, 272, 128)):
+# four programs at once: tiles of few rows, then of many, and more than go together
+importlib.import_module("engine.ops.portable.tiles").MULTIPROCESSORS = 4
+for tokens, outputs, width in ((130, 144, 576), (100, 128, 80), (1, 272, 128), (1025, 128, 64)):
     x, weight, of_rows = integers(tokens, width), integers(outputs, width), scales(-(-outputs // 128))
     given = scales(tokens, 1), draw(outputs), draw(tokens, outputs)
     for of_x, bias, residual in ((given[0], None, None), (None, *given[1:])):
@@ -228,7 +230,7 @@ for tokens, outputs, width in ((130, 144, 576), (5, 128, 80), (1, 272, 128)):
         near(launch("linear_int8", *args), reference.linear_int8(*args), 2e-3)  # the oracle's are bf16
     args = (x, None, weight, torch.ones_like(of_rows), None, None, False)
     assert torch.equal(launch("linear_int8", *args).double(), x.double() @ weight.double().T)  # exact
-for tokens, outputs, width in ((130, 144, 512), (1, 128, 128)):
+for tokens, outputs, width in ((130, 144, 512), (70, 128, 128)):
     x, weight, of_rows = integers(tokens, width), integers(outputs, width), scales(-(-outputs // 128))
     args = (x, scales(width // 128, tokens), weight, of_rows, None, draw(tokens, outputs), True)
     near(launch("linear_int8", *args), reference.linear_int8(*args), 2e-3)
