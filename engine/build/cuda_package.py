@@ -54,7 +54,7 @@ def write_cuda_package(
 ) -> Plan:
     """Plan for the device that is here, then write_planned_package; the plan goes to the manifest.
 
-    `study`: what "auto" chose, by measured accuracy. `texts`: to calibrate int8 on.
+    `study`: what "auto" chose, by measured accuracy. `texts`: to calibrate on.
     """
     form: Form = "stream"
     if precision == "auto":
@@ -137,8 +137,8 @@ def write_planned_package(
     narrow: bool = True,
 ) -> Plan:
     """Replaces the weights in `folder` by prepared ones and writes the package; returns the plan with what
-    calibration decided. `texts`, `form`: of a rotated plan; `narrow`: a search's head too, where any matrix
-    is in 8 bits.
+    calibration decided. `texts`: to calibrate on; `form`: of a rotated plan; `narrow`: a search's
+    head too, where any matrix is in 8 bits.
 
     On a CPU the same package comes out, with the operations' oracles in it.
     """
@@ -150,7 +150,7 @@ def write_planned_package(
             stored[LM_HEAD] = weights[EMBEDDING]
         plan, prepared = _prepare_rotated(spec, plan, checkpoint, progress, texts, form)
     else:
-        prepared = _prepare(spec, plan, checkpoint, weights, progress)
+        prepared = _prepare(spec, plan, checkpoint, weights, progress, texts)
     if spec.beam is not None:
         plan = choose_gate(plan, architecture, prepared, spec.bounds, spec.beam)
     progress("exporting")
@@ -171,13 +171,16 @@ def write_planned_package(
 
 
 def _prepare(
-    spec: BuildSpec, plan: Plan, checkpoint: Checkpoint, weights: Mapping[str, Tensor], progress: Progress
-) -> dict[str, Tensor]:
+    spec: BuildSpec, plan: Plan, checkpoint: Checkpoint, weights: Mapping[str, Tensor], progress: Progress,
+    texts: Sequence[Text],
+) -> dict[str, Tensor]:  # fmt: skip
     scales = None
     if plan.quantises and plan.scaling == "static":
         progress("calibrating")
         decoder = PackedDecoder.from_weights(checkpoint.architecture, weights, spec.bounds.tokens_per_sample)
-        scales = calibrate(decoder, (pack([ids]) for ids in _calibration_samples(spec, checkpoint)))
+        given = [text.ids for text in spread(texts, CALIBRATION_TOKENS)]
+        samples = given or _calibration_samples(spec, checkpoint)
+        scales = calibrate(decoder, (pack([ids]) for ids in samples))
     return prepare_weights(
         weights, checkpoint.architecture, plan, max_seqlen=spec.max_positions, input_scales=scales
     )

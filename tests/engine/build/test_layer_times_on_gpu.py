@@ -56,6 +56,14 @@ def test_portable_layers(static: bool) -> None:
     check(measure_times(A, plans, BATCHES, torch.device("cuda")), {scheme})
 
 
+def test_portable_integers() -> None:
+    plans: dict[Any, Plan] = {"int8_exact": plan("int8", HopperKernels(None, "not asked for"))}
+    times = measure_times(A, plans, BATCHES, torch.device("cuda"))
+    assert {kind: set(saved) for kind, saved in times.saved.items()} == {k: {"int8_exact"} for k in MATRICES}
+    assert times.exact == {}  # all of them are
+    assert times.layer > sum(saved["int8_exact"] for saved in times.saved.values())
+
+
 def test_hopper_layers(tmp_path: Path) -> None:
     if capability() != 90:
         pytest.skip("no GPU of compute capability 9.0")
