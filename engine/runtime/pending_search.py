@@ -56,12 +56,17 @@ class Pace:
 
 
 class CapturedSearch:
-    """A graph, what it reads and writes on the device, and its memory on the host, twice."""
+    """Its graphs, what they read and write on the device, and their memory on the host, twice."""
 
     def __init__(
-        self, graph: torch.cuda.CUDAGraph, inputs: Tensor, results: Tensor, ends: list[Ends], pace: Pace
+        self,
+        graphs: tuple[torch.cuda.CUDAGraph, ...],
+        inputs: Tensor,
+        results: Tensor,
+        ends: list[Ends],
+        pace: Pace,
     ) -> None:
-        self.graph, self.ends = graph, ends
+        self.graphs, self.ends = graphs, ends
         self._inputs, self._results, self._pace = inputs, results, pace
         self._took_s: float | None = None
 
@@ -74,7 +79,8 @@ class CapturedSearch:
         """Everything of the batch that was filled in there, on the current stream."""
         ends = self.ends[place]
         self._inputs.copy_(ends.source, non_blocking=True)
-        self.graph.replay()
+        for graph in self.graphs:
+            graph.replay()
         ends.target.copy_(self._results, non_blocking=True)
 
     def learn(self, seconds: float) -> None:
