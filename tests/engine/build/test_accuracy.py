@@ -13,21 +13,19 @@ import torch
 from torch import Tensor
 
 import engine.build.accuracy
-from engine.beam.bounds import BeamBounds
+import engine.build.package
 from engine.build import BuildSpec, build_artifact
 from engine.build.accuracy import (
     CHART,
-    NO_SEARCH,
     REPORT,
     FullPrecision,
-    judge_package,
     load_texts,
     measure_package,
     model_of,
     study_accuracy,
 )
 from engine.build.spec import Calibration
-from engine.errors import ArtifactError, ConfigError
+from engine.errors import ConfigError
 from engine.manifest import read_manifest
 from engine.models.architecture import Architecture
 from engine.models.checkpoint import load_checkpoint
@@ -37,30 +35,11 @@ from engine.packed import BatchBounds, PackedBatch
 from engine.pipeline_config import read_pipeline
 from engine.prefixes import ConstantPrefix
 from engine.quant.budget import Budget
-from engine.quant.ranks import Ranks
 from engine.quant.schemes import Scheme
 from engine.quant.speed import estimate_times
 from engine.quant.times import Times
 
 BOUNDS = BatchBounds(samples=8, tokens=256, tokens_per_sample=64)
-WORDS = ["wireless", "mouse", "silent", "click", "long", "battery", "new", "laptop", "buy", "compare"]
-PIPELINE = """
-name: pair
-bounds: {samples: 4, tokens_per_sample: 64, tokens_per_request: 128}
-nodes:
-  prompt: {kind: tokenizer, artifact: any, template: "compare {q} for {t} yes or no:"}
-  model: {kind: prefill, artifact: any, inputs: [prompt], head: label_scores, labels: {y: "yes", n: "no"}}
-"""
-
-
-@pytest.fixture
-def calibrate(tmp_path: Path) -> Any:
-    pipeline = tmp_path / "pair.yaml"
-    pipeline.write_text(PIPELINE)
-    texts = tmp_path / "texts.jsonl"
-    lines = [{"q": WORDS[i % 10], "t": " ".join(WORDS[i % 7 : 9])} for i in range(30)]
-    texts.write_text("\n".join(map(json.dumps, lines)))
-    return lambda budget: Calibration(texts, (read_pipeline(pipeline),), budget)
 
 
 def test_a_build_keeps_what_was_measured(tmp_path: Path, tiny_causal: Any, calibrate: Any) -> None:
@@ -88,42 +67,6 @@ def test_a_build_keeps_what_was_measured(tmp_path: Path, tiny_causal: Any, calib
     assert {REPORT, CHART} <= set(manifest.files)
     assert json.loads((out / REPORT).read_text())["results"][0]["name"] == "bf16"
     assert "<svg" in (out / CHART).read_text()
-
-
-def test_a_package_over_its_budget_is_refused(tmp_path: Path, tiny_causal: Any, calibrate: Any) -> None:
-    checkpoint = load_checkpoint(tiny_causal.checkpoint, max_tokens=64)
-    decoder = PackedDecoder.from_weights(checkpoint.architecture, checkpoint.weights, 64)
-
-    def forward(packed: PackedBatch) -> Tensor:
-        hidden: Tensor = decoder(packed.input_ids, packed.positions, packed.cu_seqlens)[: packed.num_samples]
-        return hidden + 0.05 * torch.randn(hidden.shape, generator=torch.Generator().manual_seed(0))
-
-    budget = Budget(9, 1e-5)
-    spec = BuildSpec(tiny_causal.checkpoint, tmp_path / "no", "tiny", bounds=BOUNDS)
-    accuracy = study_accuracy(calibrate(budget), spec, checkpoint, tmp_path, lambda stage: None)
-    with pytest.raises(
-        ArtifactError,
-        match=r"18 judging texts .* mean KL .*, allowed 1e-05, so it is not written; loosen --max-label",
-    ):
-        judge_package(accuracy, checkpoint, forward, BOUNDS)
-
-
-def test_a_package_that_loses_winners_is_refused(tmp_path: Path, tiny_causal: Any, calibrate: Any) -> None:
-    checkpoint = load_checkpoint(tiny_causal.checkpoint, max_tokens=64)
-    decoder = PackedDecoder.from_weights(checkpoint.architecture, checkpoint.weights, 64)
-
-    def forward(packed: PackedBatch) -> Tensor:
-        hidden: Tensor = decoder(packed.input_ids, packed.positions, packed.cu_seqlens)[: packed.num_samples]
-        return hidden
-
-    spec = BuildSpec(tiny_causal.checkpoint, tmp_path / "no", "tiny", bounds=BOUNDS, beam=BeamBounds(5, 2, 4))
-    accuracy = study_accuracy(calibrate(Budget(9, 9)), spec, checkpoint, tmp_path, lambda stage: None)
-    assert accuracy.study.notes[-1] == NO_SEARCH
-    ranks = Ranks(8, 5, 2, 0.89, 1.0, 1.0, 1.0, 0.1)
-    with pytest.raises(ArtifactError, match=r"winners of a search shared 0\.890, wanted 0\.9, so it is not"):
-        judge_package(accuracy, checkpoint, forward, BOUNDS, ranks=ranks)
-    kept = judge_package(accuracy, checkpoint, forward, BOUNDS, ranks=replace(ranks, winners=0.9))
-    assert kept["measured"]["ranks"]["winners"] == 0.9
 
 
 def test_a_package_is_judged_as_it_is_served(tiny_causal: Any, calibrate: Any) -> None:
@@ -232,7 +175,7 @@ def test_calibration_texts_are_looked_at_before_anything_else(tmp_path: Path, ca
 def test_pipelines_are_looked_at_before_anything_else(tmp_path: Path, calibrate: Any) -> None:
     calibrate(Budget())
     path = tmp_path / "pair.yaml"
-    path.write_text(PIPELINE + "  answer: {kind: encoder, inputs: [model], output: top_k}\n")
+    path.write_text(path.read_text() + "  answer: {kind: encoder, inputs: [model], output: top_k}\n")
     calibration = Calibration(tmp_path / "texts.jsonl", (read_pipeline(path),), Budget())
     stages: list[str] = []
     spec = BuildSpec(tmp_path / "no checkpoint", tmp_path / "out", "tiny", calibrate=calibration)
