@@ -65,13 +65,8 @@ class SearchPlan:
 
 def search(model: BeamModel, head: Head, rules: Rules, steps: int) -> Frontier:
     """Sequences of `steps` + 1 tokens; NaN or infinity in one prompt's logits marks that one as failed."""
-    return search_on(model, model.prompt(), head, rules, steps)
-
-
-def search_on(model: BeamModel, hidden: Tensor, head: Head, rules: Rules, steps: int) -> Frontier:
-    """The same, from what the model's `prompt` gave."""
     num_prompts, width = len(rules.widths), rules.width
-    frontier = _expand_all(start(num_prompts, steps + 1, rules), hidden.unsqueeze(1), head, rules, 0)
+    frontier = _expand_all(start(num_prompts, steps + 1, rules), model.prompt().unsqueeze(1), head, rules, 0)
     ancestors: Tensor | None = None
     for step in range(steps):
         ids, ancestors = beam_advance(ancestors, frontier.parents, frontier.tokens, model.slots, step)

@@ -1,10 +1,9 @@
 """One lane's captured searches: a graph for every bucket of every plan, over one state and one memory pool.
 
-A search is two graphs: the prompts' package; and the first expansion, every step's package and expansion, and
-what gathers the results. So the second, four times as long, is launched while the first runs. They are
-kernels alone, one after the other, which a driver launches in one go: the copy from pinned memory before them
-and that to pinned memory after them are enqueued beside them. Capturing and launching happen on the lane's
-own thread; Python, the packages' operations included, runs at capture alone.
+A graph holds the whole search: the prompts' package, the first expansion, every step's package and expansion,
+and what gathers the results. It is kernels alone, one after the other, which a driver launches in one go: the
+copy from pinned memory before it and the one to pinned memory after it are enqueued beside it. Capturing and
+launching happen on the lane's own thread; Python, the packages' operations included, runs at capture alone.
 
 A lane may take its next batch HEAD_START_S before the last one ends on the device: as long as it takes to
 form a batch, fill it in and enqueue it. No sooner, as requests that come meanwhile would miss it; no later,
@@ -26,7 +25,7 @@ from torch import Tensor
 from engine.beam.frontier import Frontier, Rules
 from engine.beam.kept_cache import KeptCache, PromptInputs
 from engine.beam.legal import LegalTensors
-from engine.beam.search import Head, SearchPlan, search_on
+from engine.beam.search import Head, SearchPlan, search
 from engine.packed import PackedBatch
 from engine.runtime.beam_buckets import TOKEN_STEP, BeamBucket
 from engine.runtime.beam_transfer import BeamInputs, HostInputs, HostResults, gather_results
@@ -83,7 +82,7 @@ class BeamGraphLane:
                 side.inputs = torch.zeros(wanted, dtype=torch.uint8, pin_memory=True)
 
     def capture(self, key: SearchKey, head: Head, legal: LegalTensors | None, *, afresh: bool) -> None:
-        """One search, after one run of what none before it had: libraries choose and load kernels by size,
+        """One graph, after one run of what no graph before it had: libraries choose and load kernels by size,
         which a capture does not allow. Replaces the key's graph where there is one. `afresh`: of other legal
         sequences than before."""
         bucket, stream, like = key.bucket, self._lane.stream, replace(key, bucket=_of_steps(key.bucket))
@@ -93,22 +92,18 @@ class BeamGraphLane:
         _fill_evenly(BeamInputs.over(to_device[1], bucket), bucket)
         with torch.cuda.stream(stream), torch.no_grad():
             to_device[0].copy_(to_device[1], non_blocking=True)
-            self._hold(bucket)
-            hidden = self._cache.prompt()
             if afresh or like not in self._steps:
-                self._steps[like] = _Steps(_shapes_of(self._search_on(hidden, key, head, legal)))
-            del hidden  # else the steps have run: how many tokens prompts have is nothing to them
-            stream.synchronize()
-            with Capture(self._lane.memory, stream) as first:
+                self._steps[like] = _Steps(_shapes_of(self._search(key, head, legal)))
+            else:  # the steps have run; how many tokens prompts have is nothing to them
                 self._hold(bucket)
-                hidden = self._cache.prompt()
-            with Capture(self._lane.memory, stream) as rest:
-                gathered = gather_results(self._search_on(hidden, key, head, legal))
-            for graph in (first, rest):
-                graph.replay()  # what a driver does at a graph's first launch is not a request's business
+                self._cache.prompt()
+            stream.synchronize()
+            with Capture(self._lane.memory, stream) as graph:
+                gathered = gather_results(self._search(key, head, legal))
+            graph.replay()  # what a driver does at a graph's first launch is no request's business
         steps = self._steps[like]
         ends = [self._ends_at(side, bucket, gathered.nbytes, steps.results) for side in self._sides]
-        self._graphs[key] = CapturedSearch((first, rest), to_device[0], gathered, ends, steps.pace)
+        self._graphs[key] = CapturedSearch(graph, to_device[0], gathered, ends, steps.pace)
 
     def drop(self, place: int) -> None:
         """The graphs over one pipeline's legal sequences; waits for what was launched."""
@@ -168,15 +163,16 @@ class BeamGraphLane:
         inputs = HostInputs(BeamInputs.over(side.inputs, bucket))
         return Ends(side, inputs, source, target, HostResults(target, like))
 
-    def _hold(self, bucket: BeamBucket) -> None:
+    def _search(self, key: SearchKey, head: Head, legal: LegalTensors | None) -> Frontier:
+        given = self._hold(key.bucket)
+        rules = Rules(key.bucket.width, given.widths, self._end_tokens(key.plan), legal)
+        return search(self._cache, head, rules, key.plan.steps)
+
+    def _hold(self, bucket: BeamBucket) -> BeamInputs:
         given = BeamInputs.over(self._inputs, bucket)
         prompts = PromptInputs(given.input_ids, given.positions, given.cu_seqlens)
         self._cache.hold(prompts, bucket.prompts, bucket.width)
-
-    def _search_on(self, hidden: Tensor, key: SearchKey, head: Head, legal: LegalTensors | None) -> Frontier:
-        widths = BeamInputs.over(self._inputs, key.bucket).widths
-        rules = Rules(key.bucket.width, widths, self._end_tokens(key.plan), legal)
-        return search_on(self._cache, hidden, head, rules, key.plan.steps)
+        return given
 
     def _end_tokens(self, plan: SearchPlan) -> Tensor | None:
         if plan.end_tokens is None:

@@ -56,17 +56,12 @@ class Pace:
 
 
 class CapturedSearch:
-    """Its graphs, what they read and write on the device, and their memory on the host, twice."""
+    """A graph, what it reads and writes on the device, and its memory on the host, twice."""
 
     def __init__(
-        self,
-        graphs: tuple[torch.cuda.CUDAGraph, ...],
-        inputs: Tensor,
-        results: Tensor,
-        ends: list[Ends],
-        pace: Pace,
+        self, graph: torch.cuda.CUDAGraph, inputs: Tensor, results: Tensor, ends: list[Ends], pace: Pace
     ) -> None:
-        self.graphs, self.ends = graphs, ends
+        self.graph, self.ends = graph, ends
         self._inputs, self._results, self._pace = inputs, results, pace
         self._took_s: float | None = None
 
@@ -79,8 +74,7 @@ class CapturedSearch:
         """Everything of the batch that was filled in there, on the current stream."""
         ends = self.ends[place]
         self._inputs.copy_(ends.source, non_blocking=True)
-        for graph in self.graphs:
-            graph.replay()
+        self.graph.replay()
         ends.target.copy_(self._results, non_blocking=True)
 
     def learn(self, seconds: float) -> None:
