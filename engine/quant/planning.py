@@ -29,6 +29,7 @@ from engine.quant.times import Times
 
 GROUPS = 10  # of layers, at most
 SENSITIVITY_TEXTS, SENSITIVITY_TOKENS = 32, 4096  # they order the groups; a plan is measured on more
+SLOW = 0.8  # share of the time saved by e4m3: below it int8 is slow
 CAUTION = 0.9  # of the budget while choosing: other texts differ by a tenth
 Say = Callable[[str], None]
 
@@ -62,15 +63,22 @@ STILL = Family(
 )  # fmt: skip
 
 
-def families(schemes: Sequence[Scheme]) -> list[Family]:
-    """What may be chosen from where these schemes have kernels."""
+def families(schemes: Sequence[Scheme], times: Times) -> list[Family]:
+    """What may be chosen from where these schemes have kernels. e4m3 alone stands beside int8 where int8 is
+    slower by far; elsewhere it is in the mix, wherever int8 does not keep answers better."""
     integers: Scheme | None = next((each for each in schemes if each in ROTATED), None)
+    plain = [Family(each, "plain", dict.fromkeys(KINDS, each)) for each in schemes if each.startswith("e4m3")]
     if integers is None:
-        return [Family(each, "plain", dict.fromkeys(KINDS, each)) for each in schemes if each != "bf16"]
-    still = STILL  # e4m3 where int8 does better is in it
+        return plain
+    still = STILL
     if "e4m3_static" not in schemes:
         still = Family("int8, still", "heads", {"output": "int8", "down": "int8"})
-    return [INT8.with_integers(integers), still.with_integers(integers)]
+    mixed = [INT8.with_integers(integers), still.with_integers(integers)]
+    most = sum(times.saved_us(kind, integers) for kind in KINDS) / SLOW
+    return [
+        *mixed,
+        *(each for each in plain if most < sum(times.saved_us(k, each.schemes[k]) for k in KINDS)),
+    ]
 
 
 @dataclass(frozen=True)

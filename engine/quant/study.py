@@ -133,7 +133,7 @@ def _choose(
     laboratory: Laboratory, texts: TextSets, served: Sequence[Scheme], budget: Budget, times: Times, say: Say
 ) -> tuple[Chosen | None, Agreement, dict[str, tuple[Sensitivity, ...]]]:
     """The fastest plan, verified on the judging texts; the next family's where nothing of it holds there."""
-    planners = [Planner(laboratory, family, texts.choose, times, say) for family in families(served)]
+    planners = [Planner(laboratory, family, texts.choose, times, say) for family in families(served, times)]
     sensitivity = {each.family.name: tuple(each.groups) for each in planners}
     chosen = [(planner, planner.choose(budget)) for planner in planners]
     waiting = [(planner, choice) for planner, choice in chosen if choice.groups]

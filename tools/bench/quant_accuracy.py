@@ -32,7 +32,7 @@ from engine.quant.budget import Budget
 from engine.quant.emulation import Place
 from engine.quant.int8 import Int8Matrix, StaticHeads
 from engine.quant.laboratory import Laboratory
-from engine.quant.planning import INT8, STILL, Planner, families
+from engine.quant.planning import INT8, STILL, Family, Planner
 from engine.quant.requests import TextSets
 from engine.quant.rows import Matrix, Rows
 from engine.quant.schemes import KINDS, Scheme, whole_form
@@ -45,7 +45,8 @@ DEFAULT = (
     "bf16 e4m3_static e4m3_token int8 int8_exact int8/noprefix auto/int8 auto/int8+e4m3 int8/float32 "
     "int8/weights int8/qkv int8/output int8/gate_up int8/down"
 )
-FAMILIES = (INT8, STILL, *families(["e4m3_static"]))
+E4M3 = Family("e4m3_static", "plain", dict.fromkeys(KINDS, "e4m3_static"))
+FAMILIES = (INT8, STILL, E4M3)
 BOUNDS = BatchBounds(samples=64, tokens=4096, tokens_per_sample=512)
 
 

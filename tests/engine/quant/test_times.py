@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.quant.planning import families
 from engine.quant.speed import estimate_times
 from engine.quant.times import Times
 
@@ -58,3 +59,17 @@ def test_the_estimate_is_of_a_shape_that_was_measured(make_decoder: Any) -> None
     saved = estimate_times(shape).saved
     found = {kind: each["e4m3_static"] for kind, each in saved.items()}
     assert found == pytest.approx({"qkv": 20.3, "output": 8.8, "gate_up": 47.7, "down": 14.9}, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("schemes", "int8", "names"),
+    [
+        (["e4m3_static", "int8"], 28.0, ["int8", "int8+e4m3"]),
+        (["e4m3_static", "int8_exact"], 20.0, ["int8", "int8+e4m3", "e4m3_static"]),
+        (["int8_exact"], 20.0, ["int8", "int8, still"]),
+        (["bf16", "e4m3_token"], 20.0, ["e4m3_token"]),
+    ],
+)
+def test_e4m3_alone_is_looked_at_where_int8_is_slow(schemes: Any, int8: float, names: list[str]) -> None:
+    times = Times("measured", 100.0, {"gate_up": {"e4m3_static": 30.0, schemes[-1]: int8}}, {})
+    assert [family.name for family in families(schemes, times)] == names
