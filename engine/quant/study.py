@@ -103,6 +103,7 @@ def run_study(
         notes.append(f"auto: {best.family.name}, {best.family.form} form")
     narrow_head = False
     if serving.narrow_head and best.plan:
+        say("measuring searches with the head in 8 bits")
         agreement, narrow_head, note = _try_head(laboratory, texts.judge, best, agreement, budget)
         notes.append(note)
     share = len(best.plan) / (len(KINDS) * layers)
