@@ -3,6 +3,8 @@
 Every node starts on its own executor as soon as its last input is there, so branches run concurrently and
 no thread waits. One lock guards what is counted; nodes run outside it. The future always gets one result a
 request, whatever a node does.
+
+Where a node runs in two parts, lanes may take the next batch before this one's results are there: `on_turn`.
 """
 
 from __future__ import annotations
@@ -43,7 +45,13 @@ class _RequestState:
 class Execution:
     """Runs `batch` through `graph` once. `future` is done when every node has run or been skipped."""
 
-    def __init__(self, graph: Graph, batch: Sequence[Prepared], host: Executor) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        batch: Sequence[Prepared],
+        host: Executor,
+        on_turn: Callable[[], None] | None = None,
+    ) -> None:
         self.future: Future[list[Result]] = Future()
         self._graph = graph
         self._host = host
@@ -53,6 +61,10 @@ class Execution:
         self._settled = False
         execute = graph.names(Stage.EXECUTE)
         self._num_left = len(execute)
+        self._on_turn = on_turn
+        halved = any(graph.nodes[name].finisher is not None for name in execute)
+        # Nodes whose lanes this batch still needs; where none tells that before its results, nobody asks.
+        self._on_lanes = {name for name in execute if graph.nodes[name].is_model} if halved else set()
         self._waits = {name: sum(source in execute for source in graph.inputs[name]) for name in execute}
         self._readers = {
             name: [other for other in execute if name in graph.inputs[other]] for name in execute
@@ -100,6 +112,7 @@ class Execution:
             self._fail_with(name, requests, error)
             self._finish(name)
             return
+        self._leave_lane(name)
         try:
             node.finisher.submit(self._complete, name, requests, started, rest)
         except RuntimeError:  # it has been shut down: then here
@@ -167,7 +180,18 @@ class Execution:
             for request in requests:
                 request.failure = request.failure or error
 
+    def _leave_lane(self, name: str) -> None:
+        with self._lock:
+            last = self._on_lanes == {name}
+            self._on_lanes.discard(name)
+        if last and self._on_turn is not None:
+            try:
+                self._on_turn()
+            except Exception:  # the caller's function: the batch goes on
+                logger.exception("on_turn() failed behind node %r", name)
+
     def _finish(self, name: str) -> None:
+        self._leave_lane(name)
         with self._lock:
             self._num_left -= 1
             done = self._num_left == 0

@@ -39,7 +39,8 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class Capacity:
-    """The most one batch may hold, and how many batches are worth having in flight at once."""
+    """The most one batch may hold, and how many batches are worth having under way at once: until their
+    results, or until the lane's turn where a node tells it (Node.begin)."""
 
     tokens: int
     samples: int
@@ -103,6 +104,7 @@ class Node(ABC):
 
     executor: Executor | None = None
     finisher: Executor | None = None  # of a node that runs in two parts: where the second does, see `begin`
+    lead_s: float = 0.0  # of such a node: how long the next batch takes to be there; set by the pipeline
     capacity: Capacity | None = None  # of a model node: how large its batches may be
     cost: Cost | None = None  # of a model node: what its batches take, where that was measured
     model: Model | None = None
@@ -119,7 +121,10 @@ class Node(ABC):
 
     def begin(self, requests: Sequence[tuple[Any, ...]]) -> Callable[[], Sequence[object]]:
         """`run` in two parts, of a node with a `finisher`: what must be done on the executor's thread; and
-        the rest, for a thread of the finisher. That is called once, and may raise as `run` may."""
+        the rest, for a thread of the finisher. That is called once, and may raise as `run` may.
+
+        Its return is the lane's turn: what waits is formed into the next batch then, which comes `lead_s`
+        later. Sooner, requests would miss that batch; later, the device would wait."""
         values = self.run(requests)
         return lambda: values
 

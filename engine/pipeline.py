@@ -7,7 +7,7 @@ caller's (keep it off an event loop), submit only hands over and returns. Result
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import reduce
 from pathlib import Path
@@ -32,9 +32,10 @@ from engine.graph import (
     close_nodes,
     load_graph,
 )
+from engine.model_nodes import capacity_of, cost_of, model_of
 from engine.nodes.registry import find_kind
 from engine.pipeline_config import PipelineConfig, read_pipeline
-from engine.runtime.cost import Cost, CostSum
+from engine.runtime.cost import Cost
 from engine.store import ArtifactStore
 from engine.values import Sample, Samples, Tokens
 
@@ -63,9 +64,9 @@ class Pipeline:
         self.config = config
         self.name = config.name
         self.bounds: Bounds = config.bounds
-        self.capacity: Capacity = _capacity(graph, config.bounds, host_threads)
-        self.cost: Cost | None = _cost(graph)
-        self.model: Model | None = _model(graph)
+        self.capacity: Capacity = capacity_of(graph, config.bounds, host_threads)
+        self.cost: Cost | None = cost_of(graph)
+        self.model: Model | None = model_of(graph)
         self._graph = graph
         self._prepare = graph.names(Stage.PREPARE)
         self._models = tuple(name for name, node in graph.nodes.items() if node.is_model)
@@ -121,10 +122,14 @@ class Pipeline:
         demand = self._demand(values, Demand(num_tokens, len(samples)))
         return Prepared(carried, num_tokens, len(samples), observe=observe, demand=demand)
 
-    def submit(self, batch: Sequence[Prepared]) -> Future[list[Result]]:
+    def submit(
+        self, batch: Sequence[Prepared], on_turn: Callable[[], None] | None = None
+    ) -> Future[list[Result]]:
         """Run the EXECUTE nodes on a batch; the future never fails and has one result a request, in order.
 
-        ValueError if the batch is empty or over `capacity`; RuntimeError after close.
+        `on_turn` is called, once and on an engine's thread, when lanes may take the next batch though this
+        one's results are not there yet; not at all where no node tells that (Node.begin). ValueError if the
+        batch is empty or over `capacity`; RuntimeError after close.
         """
         demand = total(prepared.demand for prepared in batch)
         if len(batch) == 1:  # nothing is shared where there is no room for it
@@ -132,7 +137,7 @@ class Pipeline:
         if not batch or demand.tokens > self.capacity.tokens or demand.samples > self.capacity.samples:
             asked = f"{demand.tokens} tokens, {demand.samples} samples"
             raise ValueError(f"batch of {len(batch)} requests, {asked}: {self.capacity}")
-        execution = Execution(self._graph, batch, self._host)
+        execution = Execution(self._graph, batch, self._host, on_turn)
         with self._lock:
             if self._closed:
                 raise RuntimeError(f"pipeline {self.name!r} is closed")
@@ -140,6 +145,11 @@ class Pipeline:
         execution.future.add_done_callback(lambda _: self._forget(execution))
         execution.start()
         return execution.future
+
+    def tell_turns_sooner(self, seconds: float) -> None:
+        """Of batches from now on: so long it takes from `on_turn` until the next one is submitted."""
+        for node in self._graph.nodes.values():
+            node.lead_s = seconds
 
     def counters(self) -> dict[str, Mapping[str, int]]:
         """What each node has counted itself, of those that count."""
@@ -215,32 +225,3 @@ def _carried(graph: Graph) -> tuple[str, ...]:
     before = {REQUEST, *graph.names(Stage.PREPARE)}
     read = {source for name in graph.names(Stage.EXECUTE) for source in graph.inputs[name]} | {graph.sink}
     return tuple(sorted(before & read))
-
-
-def _capacity(graph: Graph, bounds: Bounds, host_threads: int) -> Capacity:
-    """The tightest of the model nodes; without any, one request of the largest kind."""
-    given = [node.capacity for node in graph.nodes.values() if node.capacity is not None]
-    if not given:
-        return Capacity(bounds.tokens_per_request, bounds.samples, host_threads)
-    return Capacity(
-        min(each.tokens for each in given),
-        min(each.samples for each in given),
-        min(each.batches for each in given),
-    )
-
-
-def _cost(graph: Graph) -> Cost | None:
-    """Of all models together; None where one of them was not measured."""
-    models = [node.cost for node in graph.nodes.values() if node.is_model]
-    measured = tuple(cost for cost in models if cost is not None)
-    if not measured or len(measured) < len(models):
-        return None
-    return measured[0] if len(measured) == 1 else CostSum(measured)
-
-
-def _model(graph: Graph) -> Model | None:
-    """The model that answers; several are named together."""
-    models = [node.model for node in graph.nodes.values() if node.model is not None]
-    if not models:
-        return None
-    return Model("+".join(model.name for model in models), "+".join(model.digest for model in models))

@@ -124,7 +124,7 @@ class Beam(Node):
             legal = None if self._legal is None else self._legal()
             try:
                 tensors = None if legal is None else legal.tensors
-                return legal, self._lanes.begin(packed, widths, self._plan, tensors)
+                return legal, self._lanes.begin(packed, widths, self._plan, tensors, self.lead_s)
             except StaleLegalError:  # replaced since: there is a newer one
                 continue
 

@@ -6,9 +6,9 @@ copy from pinned memory before it and the one to pinned memory after it are enqu
 launching happen on the lane's own thread; Python, the packages' operations included, runs at capture alone.
 
 A lane may take its next batch HEAD_START_S before the last one ends on the device: as long as it takes to
-form a batch, fill it in and enqueue it. No sooner, as requests that come meanwhile would miss it; no later,
-as the device would wait. What a graph takes is learned as it serves; until then, the least of those for as
-many requests.
+fill it in and enqueue it; and by what forming it takes sooner. No sooner, as requests that come meanwhile
+would miss it; no later, as the device would wait. What a graph takes is learned as it serves; until then, the
+least of those for as many requests.
 """
 
 from __future__ import annotations
@@ -143,8 +143,9 @@ class BeamGraphLane:
         self._before, self._last = self._last, PendingSearch(captured, ends, packed.num_samples, width)
         return self._last
 
-    def wait_turn(self) -> None:
-        """Until the last launch is about to end, on the lane's thread; does not hold the interpreter lock."""
+    def wait_turn(self, lead_s: float = 0.0) -> None:
+        """Until the last launch is about to end, on the lane's thread; does not hold the interpreter lock.
+        `lead_s`: until the next batch is there."""
         if self._last is None:
             return
         if self._before is not None:
@@ -152,8 +153,8 @@ class BeamGraphLane:
         expected_s = self._last.captured.expected_s
         if expected_s is None:
             self._last.wait()
-        elif expected_s > HEAD_START_S:
-            time.sleep(expected_s - HEAD_START_S)
+        elif expected_s > HEAD_START_S + lead_s:
+            time.sleep(expected_s - HEAD_START_S - lead_s)
 
     def _ends_at(self, side: HostSide, bucket: BeamBucket, num_bytes: int, like: Frontier) -> Ends:
         """Room for results is made where there is too little; earlier graphs keep theirs."""

@@ -125,7 +125,12 @@ class GraphBeamLanes(BeamLanes):
         return self.begin(packed, widths, plan, legal)()
 
     def begin(
-        self, packed: PackedBatch, widths: Sequence[int], plan: SearchPlan, legal: LegalTensors | None = None
+        self,
+        packed: PackedBatch,
+        widths: Sequence[int],
+        plan: SearchPlan,
+        legal: LegalTensors | None = None,
+        lead_s: float = 0.0,
     ) -> Callable[[], Frontier]:
         """See BeamLanes; StaleLegalError where `legal` is being replaced."""
         self._check(packed, widths, plan)
@@ -142,7 +147,7 @@ class GraphBeamLanes(BeamLanes):
             pending = lane.launch(captured, packed, widths, width, self.pool.launching)
             using = held.pop_all()  # until the results are there
         with suppress(RuntimeError):  # of the device: `finish` raises it, too
-            lane.wait_turn()
+            lane.wait_turn(lead_s)
 
         def finish() -> Frontier:
             with using:

@@ -111,10 +111,16 @@ class BeamLanes:
         return Frontier(**columns)
 
     def begin(
-        self, packed: PackedBatch, widths: Sequence[int], plan: SearchPlan, legal: LegalTensors | None = None
+        self,
+        packed: PackedBatch,
+        widths: Sequence[int],
+        plan: SearchPlan,
+        legal: LegalTensors | None = None,
+        lead_s: float = 0.0,
     ) -> Callable[[], Frontier]:
         """`search` in two parts, the first on a lane's thread: it returns once the lane may take another
-        batch. What it returns waits for the results; to be called once, on any thread."""
+        batch, which comes `lead_s` later. What it returns waits for the results; to be called once, on any
+        thread."""
         found = self.search(packed, widths, plan, legal)
         return lambda: found
 

@@ -128,3 +128,17 @@ def test_a_lane_takes_the_next_batch_shortly_before_the_last_one_ends(
     assert len(slept) == 3
     begin(beams, [PROMPTS[2]] * 2).result(60)()  # as many, longer
     assert slept[3:] == pytest.approx([0.030 - ahead])
+
+
+def test_a_batch_that_takes_long_to_come_is_asked_for_sooner(
+    beams: EagerBeams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beams.prepare(PLAN, SIZES, None, FEW)
+    slept: list[float] = []
+    monkeypatch.setattr(beam_graph.time, "sleep", slept.append)
+    monkeypatch.setattr(torch.cuda.Event, "elapsed_time", lambda *_: 10.0)
+    begin(beams, ONE).result(60)()
+    for lead_s in (0.002, 0.020):  # longer than a search: at once
+        job = beams.pool.executor.submit(beams.begin, pack(ONE), [WIDTH], PLAN, None, lead_s)
+        job.result(60)()
+    assert slept == pytest.approx([0.010 - beam_graph.HEAD_START_S - 0.002])
