@@ -1,9 +1,9 @@
 """Prepared requests into the engine: a batch whenever a slot is free, checked against Redis and the clock.
 
 One Execution a pipeline, on the event loop; the engine runs on its own threads. No timer waits for company: a
-free slot takes what is there. Deadlines are checked while waiting, when a batch forms, right before the model
-launches (`wanted`, on the lane's thread) and before publishing; Redis is asked for every batch, and once more
-before a request is refused because its message says that it is over.
+free slot (worker.slots) takes what is there. Deadlines are checked while waiting, when a batch forms, right
+before the model launches (`wanted`, on the lane's thread) and before publishing; Redis is asked for every
+batch, and once more before a request is refused because its message says that it is over.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
@@ -28,6 +29,7 @@ from worker.packing import Look
 from worker.records import Verdict, Work
 from worker.redis_deadlines import DeadlineStore
 from worker.second_look import SecondLook, cancellation
+from worker.slots import Slots
 from worker.verdicts import expiry, judge, refusal
 from worker.waiting import WaitingRoom
 from worker.window import Busy
@@ -74,10 +76,10 @@ class Execution:
         self._rules = rules
         self._exits = exits
         self._budget = Demand(pipeline.capacity.tokens, pipeline.capacity.samples)
-        self._slots = pipeline.capacity.batches
+        self._slots = Slots(pipeline.capacity.batches, self._fill, pipeline.tell_turns_sooner)
         self._second_look = SecondLook(store, self._revive, self.finish)
         self._room = WaitingRoom(self._budget, self._clock, self._second_look.take, metrics.queue)
-        self._forecast = Forecast(self._budget, self._slots, pipeline.cost)
+        self._forecast = Forecast(self._budget, pipeline.capacity.batches, pipeline.cost)
         self._running: set[asyncio.Task[None]] = set()
         self._settling: set[asyncio.Task[None]] = set()
         self._held = False
@@ -130,7 +132,7 @@ class Execution:
         one slow batch must be able to mend itself."""
         assert work.deadline is not None, "admitted"
         remaining_ms = work.deadline.remaining_ms(self._clock.now_ms())
-        if remaining_ms is None or not self._rules.overload_factor or len(self._running) < self._slots:
+        if remaining_ms is None or not self._rules.overload_factor or self._slots.free:
             return None
         wait_ms = self._forecast.wait_ms(self._room.ahead_of(work.priority) + work.demand, _now_ms())
         if wait_ms is None or wait_ms * self._rules.overload_factor <= remaining_ms:
@@ -138,16 +140,15 @@ class Execution:
         message = f"about {wait_ms:.0f} ms of work ahead, {remaining_ms} ms left to the deadline"
         return refusal(ErrorCode.OVERLOADED, message)
 
-    def _fill(self) -> None:
-        """Start batches while slots are free."""
-        while (
-            not self._held and len(self._running) < self._slots and (batch := self._room.form(self._choose))
-        ):
+    def _fill(self, turn_s: float | None = None) -> None:
+        """Start batches while slots are free. `turn_s`: since when a lane has been asking for one."""
+        while not self._held and self._slots.free and (batch := self._room.form(self._choose)):
             self._busy.begin(len(batch))
             running = self._forecast.begin(total(work.demand for work in batch), _now_ms())
-            task = asyncio.create_task(self._run(batch, running))
+            self._slots.take(running)
+            task = asyncio.create_task(self._run(batch, running, turn_s))
             self._running.add(task)
-            task.add_done_callback(self._batch_done)
+            task.add_done_callback(partial(self._batch_done, running))
 
     def _choose(self, fitting: Sequence[Work], look: Look) -> int:
         """How many of those that fit a batch."""
@@ -155,21 +156,22 @@ class Execution:
         self._metrics.batches_cut.inc(count < len(fitting))
         return count
 
-    def _batch_done(self, task: asyncio.Task[None]) -> None:
+    def _batch_done(self, running: Running, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
+        self._slots.leave(running)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a batch was lost to a bug", exc_info=error)
             self._exits.on_bug(f"a batch was lost: {error!r}")
         self._fill()
 
-    async def _run(self, batch: list[Work], running: Running) -> None:
+    async def _run(self, batch: list[Work], running: Running, turn_s: float | None) -> None:
         ran = NOTHING
         try:
-            ran = await self._check_and_run(batch)
+            ran = await self._check_and_run(batch, running, turn_s)
         finally:
             self._forecast.end(running, _now_ms(), ran)
 
-    async def _check_and_run(self, batch: list[Work]) -> Demand:
+    async def _check_and_run(self, batch: list[Work], running: Running, turn_s: float | None) -> Demand:
         """What of it was computed."""
         formed_s = time.perf_counter()
         wanted = await self._check(batch)
@@ -180,8 +182,11 @@ class Execution:
         for work in wanted:
             work.launched_s = launched_s
             self._metrics.stage["queue"].observe(launched_s - work.received_s - work.tokenize_s)
-        results = await self._submit(wanted)
-        self._count(wanted, time.perf_counter() - launched_s)
+        self._slots.handed_over(turn_s)
+        results = await self._submit(wanted, self._slots.turn_of(running))
+        self._metrics.stage["execute"].observe(time.perf_counter() - launched_s)
+        self._metrics.batches.inc()
+        self._metrics.batch_tokens.observe(sum(work.num_tokens for work in wanted))
         now_ms = self._clock.now_ms()
         for work, result in zip(wanted, results, strict=True):
             work.model_runs = result.model_runs
@@ -216,7 +221,7 @@ class Execution:
                 wanted.append(work)
         return wanted
 
-    async def _submit(self, batch: list[Work]) -> Sequence[Result]:
+    async def _submit(self, batch: list[Work], on_turn: Callable[[], None]) -> Sequence[Result]:
         prepared = []
         for work in batch:
             assert work.prepared is not None, "admitted"
@@ -224,18 +229,13 @@ class Execution:
             work.prepared.wanted = self._wanted(work.deadline)
             prepared.append(work.prepared)
         try:
-            return await asyncio.wrap_future(self._pipeline.submit(prepared))
+            return await asyncio.wrap_future(self._pipeline.submit(prepared, on_turn))
         except Exception as error:  # the engine's future never fails: this is its bug, and only this batch's
             log.exception("a batch could not be run: its requests fail", requests=len(batch))
             return [Failure(f"{type(error).__name__}: {error}", "internal", None, 0)] * len(batch)
 
     def _wanted(self, deadline: Deadline) -> Callable[[], bool]:
         return lambda: not (self._abandoned or deadline.expired(self._clock.now_ms()))
-
-    def _count(self, batch: list[Work], took_s: float) -> None:
-        self._metrics.stage["execute"].observe(took_s)
-        self._metrics.batches.inc()
-        self._metrics.batch_tokens.observe(sum(work.num_tokens for work in batch))
 
     def _end(self, work: Work, verdict: Verdict) -> None:
         task = asyncio.create_task(self._exits.settle(work, verdict))

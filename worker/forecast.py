@@ -25,6 +25,7 @@ class Running:
     began_ms: float
     cost_ms: float  # of the device, predicted
     end_ms: float  # predicted, without the surcharge
+    turned: bool = False  # its lane needs the next one: all but through
 
 
 class Forecast:
@@ -59,7 +60,7 @@ class Forecast:
     def wait_ms(self, waiting: Demand, now_ms: float) -> float | None:
         """Until all of `waiting` is through, behind what runs; None without data."""
         if self._cost is None:
-            ahead = total(each.demand for each in self._running) + waiting
+            ahead = total(each.demand for each in self._running if not each.turned) + waiting
             return self._service.wait_ms(ahead, self._budget, self._slots)
         batches = num_batches(waiting, self._budget)
         each_ms = self._device_ms(-(-waiting.tokens // batches))

@@ -67,7 +67,9 @@ class Beam(Node):
         self.model = Model(opened.artifact.name, opened.artifact.digest)
         built, longest = opened.artifact.bounds, context.bounds.tokens_per_sample
         prompts = min(built.samples, self._lanes.bounds.prompts)
-        self.capacity = Capacity(built.tokens, prompts, opened.lanes.num_lanes + 1)
+        # Lanes that tell their turn get the next batch in time; others need one that waits for them.
+        batches = opened.lanes.num_lanes + (self.finisher is None)
+        self.capacity = Capacity(built.tokens, prompts, batches)
         sizes = SearchSizes(
             options.width, prompts, min(longest, built.tokens_per_sample), built.tokens, options.steps
         )

@@ -225,7 +225,7 @@ async def test_a_batch_is_cut_for_a_deadline_that_all_together_would_miss(bench:
         found.push(str(number), left_ms=10_000_000)
     batches: list[int] = []
     submit = found.pipeline.submit
-    found.pipeline.submit = lambda batch: (batches.append(len(batch)), submit(batch))[1]  # type: ignore[method-assign]
+    found.pipeline.submit = lambda batch, turn: (batches.append(len(batch)), submit(batch, turn))[1]  # type: ignore[method-assign]
     found.go()
     await found.until(lambda: len(found.settled) == 5)
     assert found.ran() == [1, 2, 3, 4, 5]

@@ -42,7 +42,7 @@ class EngineScorer:
         self._pipeline = pipeline
         self._stop = stop
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="bulk-prepare")
-        self._free = threading.Semaphore(pipeline.capacity.batches)
+        self._free = threading.Semaphore(pipeline.capacity.batches + 1)  # one waits: full, it misses nothing
         self._models = () if pipeline.model is None else (pipeline.model.digest,)
         capacity, bounds = pipeline.capacity, pipeline.bounds
         self._group_rows = max(1, min(bounds.samples, capacity.samples // REQUESTS_A_BATCH))
