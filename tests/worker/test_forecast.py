@@ -86,8 +86,10 @@ def test_without_a_cost_model_the_line_predicts_once_there_is_one() -> None:
         forecast.end(forecast.begin(Demand(tokens, 1), 0.0), 2.0 + tokens / 10, ran=Demand(tokens, 1))
     assert forecast.batch_ms(Demand(40, 1, rows=20)) == pytest.approx(8.0)
     assert forecast.left_ms(0.0) == 0.0
-    forecast.begin(Demand(50, 1), 0.0)
+    running = forecast.begin(Demand(50, 1), 0.0)
     assert forecast.wait_ms(Demand(50, 1), 0.0) == pytest.approx(12.0)
+    running.turned = True  # its lane asks for the next one: nobody waits for it any more
+    assert forecast.wait_ms(Demand(50, 1), 0.0) == pytest.approx(7.0)
 
 
 def test_batches_are_chosen_by_the_clock_of_their_deadlines() -> None:
