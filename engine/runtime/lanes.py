@@ -64,8 +64,9 @@ class LanePool:
             max_workers=lanes, thread_name_prefix=f"lane-{package.parent.name}"
         )
         # For what is left of a batch when its lane may take the next one; threads start with the first of it.
+        # Each waits, and a lane may have two batches: no results may wait for those of another lane.
         self.finisher = ThreadPoolExecutor(
-            max_workers=lanes, thread_name_prefix=f"finish-{package.parent.name}"
+            max_workers=2 * lanes, thread_name_prefix=f"finish-{package.parent.name}"
         )
         self._package, self._weights, self._bounds = package, dict(weights), bounds
         self._vocab_size, self._device, self._threads = vocab_size, device, threads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from threading import Event
 
 import pytest
 import torch
@@ -47,6 +48,19 @@ def test_results_wait_while_the_next_batch_is_launched(beams: EagerBeams) -> Non
     same(third.result(60)(), wanted[2])
     same(second(), wanted[1])
     assert beams.fallbacks == 0
+
+
+def test_a_lane_with_two_batches_leaves_threads_for_the_others_results(acted_cuda: None) -> None:
+    """With as many threads as lanes, results of one lane waited until both batches of another had ended."""
+    del acted_cuda
+    made, both_ended = make_beams(make_model(), 2), Event()
+    try:
+        for _ in range(2):
+            made.finisher.submit(both_ended.wait)
+        made.finisher.submit(lambda: None).result(10)
+    finally:
+        both_ended.set()
+        made.pool.close()
 
 
 def test_results_that_nobody_takes_do_not_stop_a_lane_for_ever(
