@@ -31,10 +31,12 @@ LOSS_NOTE = (
 )
 
 
-def plan_beams(plan: Plan) -> Plan:
-    """`plan` as a search takes it: quantising attention's few columns costs more than its products gain."""
+def plan_beams(plan: Plan, *, counted: bool = False) -> Plan:
+    """`plan` as a search takes it: quantising attention's few columns costs more than its products gain.
+    `counted`: the winners that it keeps are, so nobody has to be told to."""
     layers = tuple(replace(layer, qkv="bf16", output="bf16", path="portable") for layer in plan.layers)
-    notes = (NOTE, LOSS_NOTE) if any("fp8" in (x.gate_up, x.down) for x in layers) else (NOTE,)
+    narrow = any("fp8" in (x.gate_up, x.down) for x in layers)
+    notes = (NOTE, LOSS_NOTE) if narrow and not counted else (NOTE,)
     return replace(plan, layers=layers, notes=(*plan.notes, *notes), library=None)
 
 

@@ -65,7 +65,7 @@ def write_cuda_package(
     if study is not None and spec.precision == "auto":
         plan = restrict_plan(plan, study.layers)
     if spec.beam is not None:
-        plan = plan_beams(plan)
+        plan = plan_beams(plan, counted=study is not None and study.counts_winners)
     if library is not None:
         shutil.copyfile(library, folder / library.name)
     for note in plan.notes:

@@ -68,6 +68,11 @@ class Study:
         return draw(title, dots, self.budget.kl, f"speed of the layers, {self.times.source}")
 
     @property
+    def counts_winners(self) -> bool:
+        """Whether any of its texts are searched from."""
+        return any(each.agreement.ranks is not None for each in self.results)
+
+    @property
     def auto(self) -> PlanResult:
         return next(each for each in self.results if each.name == "auto")
 

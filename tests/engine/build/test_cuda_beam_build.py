@@ -32,9 +32,11 @@ from engine.manifest import WEIGHTS
 from engine.models.checkpoint import load_checkpoint
 from engine.packed import BatchBounds, pack
 from engine.pipeline import Answer, Pipeline, PipelineConfig
+from engine.quant.agreement import Agreement
 from engine.quant.budget import Budget
+from engine.quant.ranks import Ranks
 from engine.quant.speed import estimate_times
-from engine.quant.study import Study
+from engine.quant.study import PlanResult, Study
 from engine.runtime.beam_lanes import BeamLanes
 from engine.runtime.lanes import LanePool
 from engine.runtime.native import load_weights
@@ -112,7 +114,8 @@ def test_manifest(built: Built) -> None:
     manifest = Artifact.open(built.artifact).manifest
     assert manifest.plan is not None
     assert manifest.beam is not None
-    assert {NOTE, LOSS_NOTE} <= set(manifest.plan["notes"])
+    assert NOTE in manifest.plan["notes"]
+    assert LOSS_NOTE not in manifest.plan["notes"]  # its winners were counted
     names = ("path", "qkv", "output", "down")
     kinds = {tuple(layer[name] for name in names) for layer in manifest.plan["layers"]}
     assert kinds == {("portable", "bf16", "bf16", built.precision)}
@@ -146,6 +149,30 @@ def test_a_pipeline_that_searches_further_than_the_artifact(
             tmp_path, tmp_path / "out", "tiny", bounds=BOUNDS, beam=beam,
             calibrate=searches(tmp_path, Budget(), **options),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", ["auto", "fp8"])
+@pytest.mark.parametrize("searched", [True, False])
+def test_lost_winners_are_warned_of_where_none_were_counted(
+    precision: str, searched: bool, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan that had just been held to its winners told to measure them, and to build with auto."""
+    notes: list[str] = []
+    monkeypatch.setattr(
+        engine.build.cuda_package,
+        "write_planned_package",
+        lambda _, plan, *more, **kw: notes.extend(plan.notes),
+    )
+    checkpoint = load_checkpoint(built.checkpoint, max_tokens=64)
+    ranks = Ranks(8, 5, 2, 0.95, 1.0, 1.0, 1.0, 0.1) if searched else None
+    measured = PlanResult("auto", Agreement(8, None, None, None, 0.0, ranks=ranks), 1.0, 0.5)
+    layers = (dict.fromkeys(("qkv", "output", "gate_up", "down"), "e4m3_static"),)
+    study = Study("", Budget(), estimate_times(checkpoint.architecture), (measured,), {}, layers, ())
+    spec = copy(built.spec)
+    object.__setattr__(spec, "precision", precision)
+    write_cuda_package(spec, precision, checkpoint, built.artifact, lambda _: None, study)
+    assert NOTE in notes
+    assert (LOSS_NOTE in notes) is not searched
 
 
 @pytest.mark.parametrize(
