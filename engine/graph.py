@@ -22,7 +22,7 @@ from engine.options import Options, read_options
 from engine.prefixes import Saved
 from engine.runtime.cost import Cost
 from engine.store import ArtifactStore
-from engine.topology import Edges, sort_edges
+from engine.topology import find_sink, sort_edges
 from engine.values import Rows, Samples
 
 logger = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ def load_graph(
     try:
         make_nodes(specs, context, nodes)
         edges = {name: spec.inputs for name, spec in specs.items()}
-        return Graph(nodes, edges, _find_sink(nodes, edges))
+        return Graph(nodes, edges, find_sink(nodes, edges, Rows))
     except BaseException:
         close_nodes(nodes)
         raise
@@ -239,22 +239,3 @@ def _check_types(name: str, spec: NodeSpec, inputs: Mapping[str, Source]) -> Non
             takes = " or ".join(each.__name__ for each in spec.node_class.consumes)
             reason = f"gives {given.produces.__name__}, but {name!r} takes {takes}"
             raise ConfigError(f"nodes.{name}.inputs", source, reason)
-
-
-def _find_sink(nodes: Mapping[str, Node], edges: Edges) -> str:
-    """The only node that nobody reads; it gives Rows."""
-    read = {source for inputs in edges.values() for source in inputs}
-    unread = [name for name in nodes if name not in read]
-    sinks = [name for name in unread if issubclass(nodes[name].produces, Rows)]
-    if not sinks:
-        last = unread[-1]
-        reason = f"gives {nodes[last].produces.__name__}, which no node reads: end the pipeline in an encoder"
-        raise ConfigError(f"nodes.{last}", type(nodes[last]).__name__, reason)
-    if len(sinks) > 1:
-        raise ConfigError(
-            "nodes", sinks, "several nodes give rows and none reads them: join them in one encoder"
-        )
-    for name in unread:
-        if name != sinks[0]:
-            raise ConfigError(f"nodes.{name}", type(nodes[name]).__name__, "unused: no node reads it")
-    return sinks[0]
