@@ -24,7 +24,7 @@ GROWTH, NARROW_GROWTH = (
 )  # of requests, from one size to the next, at the whole width and at a narrow one
 PADDING, NARROW_PADDING = 0.02, 0.1  # of a search's rows, the most that tokens of padding are
 COARSER = 1.1  # times as much padding, until graphs are few enough
-MOST_GRAPHS = 600  # of one pipeline and lane
+MOST_GRAPHS = 600  # of one pipeline and lane; twice as many over items, which have two places
 SMALLEST_PROMPT = 16
 TOKEN_STEP = 16  # rows of a prompts' pass, in whole steps: what the library's 8-bit products are made for
 NARROW = 4  # a request that asks for a quarter of the width is served by graphs of that width
