@@ -2,9 +2,9 @@
 
 A part's rows are grouped in their order into requests, each prepared on a thread of the pool; requests are
 packed in their order into batches up to the pipeline's capacity; `capacity.batches` of them are under way at
-once. No batch holds rows of two parts and nothing depends on time, so that a part done again comes out the
-same to the bit on one machine. A request that fails is tried again row by row: only the row at fault keeps
-its error.
+once, and one more waits. No batch holds rows of two parts and nothing depends on time, so that a part done
+again comes out the same to the bit on one machine. A request that fails is tried again row by row: only the
+row at fault keeps its error.
 """
 
 from __future__ import annotations

@@ -162,7 +162,8 @@ def linear_int8(
     """x int8[T, K] with no scale, float32[T, 1], or by `blocks` float32[K / 128, T]; weight int8[N, K],
     weight_scale float32[ceil(N / 128)], bias bf16[N], residual bf16[T, N] -> bf16[T, N].
 
-    ValueError for a type, a count of scales, or widths that are no multiples of 16 (of 128 by blocks).
+    ValueError for a type, a shape or a count of scales, or widths that are no multiples of 16 (of 128 by
+    blocks).
     """
     outputs, width = weight.shape
     multiple = BLOCK_COLUMNS if blocks else 16
@@ -172,7 +173,13 @@ def linear_int8(
         raise ValueError(f"weight.shape = {tuple(weight.shape)!r}: wanted multiples of 16 and {multiple}")
     if weight_scale.shape != (cdiv(outputs, GROUP_ROWS),):
         raise ValueError(f"weight_scale.shape = {tuple(weight_scale.shape)!r}: one for each 128 rows")
+    if x.values.dim() != 2 or x.values.shape[1] != width:
+        raise ValueError(f"x.values.shape = {tuple(x.values.shape)!r}: must be [T, {width}]")
     if blocks and x.scale is None:
         raise ValueError("x.scale = None: blocks have scales")
+    rows = x.values.shape[0]
+    scales = (width // BLOCK_COLUMNS, rows) if blocks else (rows, 1)
+    if x.scale is not None and x.scale.shape != scales:
+        raise ValueError(f"x.scale.shape = {tuple(x.scale.shape)!r}: must be {scales!r}")
     out: Tensor = _launch(x.values, x.scale, weight, weight_scale, bias, residual, blocks)
     return out
