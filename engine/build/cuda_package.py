@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.beam.head_weight import narrow_head
 from engine.build.calibration import calibrate
+from engine.build.compensated import compensate_e4m3
 from engine.build.compilation import compile_package, export_decoder
 from engine.build.cuda_beam_package import plan_beams, write_cuda_beam_packages
 from engine.build.gate_choice import choose_gate
@@ -30,6 +31,7 @@ from engine.models.checkpoint import Checkpoint
 from engine.models.cuda_decoder import CudaDecoder
 from engine.models.cuda_weights import UNROTATE, prepare_weights
 from engine.models.decoder import PackedDecoder, no_constant
+from engine.models.hopper_weights import Rounded
 from engine.models.plan import FIRST_E4M3, NO_KERNELS, HopperKernels, Plan, choose_plan, restrict_plan
 from engine.models.plan import Precision as PlanPrecision
 from engine.models.weights import EMBEDDING, LM_HEAD, NARROW_HEAD, NARROW_HEAD_SCALE
@@ -174,16 +176,23 @@ def _prepare(
     spec: BuildSpec, plan: Plan, checkpoint: Checkpoint, weights: Mapping[str, Tensor], progress: Progress,
     texts: Sequence[Text],
 ) -> dict[str, Tensor]:  # fmt: skip
-    scales = None
+    texts, scales = spread(texts, CALIBRATION_TOKENS), None
+    rounded: Mapping[int, Rounded] = {}
+    if plan.quantises and texts:
+        progress("rounding matrices")
+        changed, rounded = compensate_e4m3(checkpoint.architecture, checkpoint.weights, plan, texts)
+        device = torch.device(spec.device)
+        weights = {**weights, **{name: x.to(device, torch.bfloat16) for name, x in changed.items()}}
+        rounded = on_device(rounded, device)
     if plan.quantises and plan.scaling == "static":
         progress("calibrating")
         decoder = PackedDecoder.from_weights(checkpoint.architecture, weights, spec.bounds.tokens_per_sample)
-        given = [text.ids for text in spread(texts, CALIBRATION_TOKENS)]
-        samples = given or _calibration_samples(spec, checkpoint)
+        samples = [text.ids for text in texts] or _calibration_samples(spec, checkpoint)
         scales = calibrate(decoder, (pack([ids]) for ids in samples))
     return prepare_weights(
-        weights, checkpoint.architecture, plan, max_seqlen=spec.max_positions, input_scales=scales
-    )
+        weights, checkpoint.architecture, plan,
+        max_seqlen=spec.max_positions, input_scales=scales, rounded=rounded,
+    )  # fmt: skip
 
 
 def _prepare_rotated(

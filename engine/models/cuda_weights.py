@@ -17,7 +17,7 @@ from engine.models.architecture import Architecture
 from engine.models.hopper_layers import COS as HOPPER_COS
 from engine.models.hopper_layers import SIN as HOPPER_SIN
 from engine.models.hopper_weights import Rounded, hopper_tables, hopper_tensors, is_hopper, restore_hopper
-from engine.models.plan import MATRICES, Plan
+from engine.models.plan import HOPPER_MATRICES, MATRICES, Plan
 from engine.models.rounded_weights import restore_int8, rounded_tensors
 from engine.models.small_vectors import store
 from engine.models.weights import INV_FREQ, MODULES
@@ -42,9 +42,10 @@ def prepare_weights(
     """The eager decoder's tensors -> the CUDA decoder's, on the device where they are.
 
     `input_scales`: module name -> scale of its input (value = q * scale), for every quantised matrix of a
-    static plan. `rounded`: layers with int8 matrices, of a rotated plan's rotated weights. ConfigError names
-    one that is missing.
+    static plan. `rounded`: 8-bit matrices that were rounded elsewhere, all of a rotated plan's. ConfigError
+    names a scale that is missing.
     """
+    rounded = rounded or {}
     replaced = tuple(f"layers.{i}." for i, layer in enumerate(plan.layers) if layer.path == "hopper")
     prepared = {
         name: tensor for name, tensor in weights.items() if name != INV_FREQ and not name.startswith(replaced)
@@ -57,13 +58,16 @@ def prepare_weights(
         if layer.path == "hopper":
             continue
         if plan.rotated:
-            prepared |= rounded_tensors(weights, index, (rounded or {}).get(index), plan.inputs(index))
+            prepared |= rounded_tensors(weights, index, rounded.get(index), plan.inputs(index))
             continue
         for matrix, module in MODULES.items():
             if getattr(layer, matrix) != "fp8":
                 continue
             name = f"layers.{index}.{module}"
-            values, scale_of_weight = quantise_weight(weights[f"{name}.weight"])
+            given = rounded[index].matrices.get(HOPPER_MATRICES[matrix]) if index in rounded else None
+            values, scale_of_weight = (
+                quantise_weight(weights[f"{name}.weight"]) if given is None else (given.values, given.scales)
+            )
             prepared[f"{name}.weight"], prepared[f"{name}.weight_scales"] = values, store(scale_of_weight)
             if plan.scaling == "static":
                 scale = (input_scales or {}).get(name)
