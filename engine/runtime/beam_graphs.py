@@ -209,11 +209,14 @@ class GraphBeamLanes(BeamLanes):
         at_once = 1 if again else len(keys)
         for first in range(0, len(keys), at_once):
             some = keys[first : first + at_once]
-            self.pool.on_every_lane(partial(self._capture_some, some, prepared.head, placed, again))
+            self.pool.on_every_lane(partial(self._capture_some, slots, some, prepared.head, placed, again))
 
     def _capture_some(
-        self, keys: Sequence[SearchKey], head: Head, legal: LegalTensors | None, again: bool
-    ) -> None:
+        self, slots: LegalSlots | None, keys: Sequence[SearchKey], head: Head, legal: LegalTensors | None,
+        again: bool,
+    ) -> None:  # fmt: skip
+        if slots is not None and slots not in self._numbers:
+            return  # released meanwhile: what this lane captures now, nobody would drop
         with self._counted(), quiet_collector():
             self.this_lane.reserve([key.bucket for key in keys])
             for key in keys:

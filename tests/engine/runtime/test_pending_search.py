@@ -124,6 +124,27 @@ def test_items_are_in_use_until_results_are_there(beams: EagerBeams) -> None:
         begin(beams, ONE, old).result(60)
 
 
+def test_a_pipeline_that_closes_while_its_items_outgrow_their_place_leaves_no_graphs(
+    beams: EagerBeams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = beams.make_slots()
+    old = slots.place(items(0, 50), None)
+    beams.prepare(PLAN, SIZES, slots, FEW)
+    gather, gathered = beams.pool.on_every_lane, 0
+
+    def close_after_one(task: Callable[[], None]) -> None:
+        nonlocal gathered
+        gather(task)
+        gathered += 1
+        if gathered == 1:  # the first graph over the larger place is there, the others are not
+            beams.release(slots)
+
+    monkeypatch.setattr(beams.pool, "on_every_lane", close_after_one)
+    slots.place(items(0, 5000), old)
+    assert gathered > 2
+    assert beams.num_graphs == 0
+
+
 def test_a_lane_takes_the_next_batch_shortly_before_the_last_one_ends(
     beams: EagerBeams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
