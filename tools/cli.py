@@ -8,6 +8,9 @@ Exit status: 0 done, 1 the work itself failed or found something wrong, 2 wrong 
 from __future__ import annotations
 
 import importlib
+import signal
+import sys
+from types import FrameType
 from typing import Annotated, Any, ClassVar, NoReturn
 
 import typer
@@ -126,5 +129,11 @@ def explain(error: ValidationError) -> str:
 
 
 def main() -> None:
-    """The entry point `boundgen`."""
+    """The entry point `boundgen`. SIGTERM unwinds as Ctrl-C does: scratch folders and children go."""
+    signal.signal(signal.SIGTERM, _leave)
     app(prog_name="boundgen")
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)  # a second one does not wait
+    sys.exit(128 + number)

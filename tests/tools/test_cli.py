@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,25 @@ def test_the_list_of_commands_needs_no_torch():
     assert done.returncode == 0, done.stderr
     for name in ("build", "worker", "demo", "doctor", "bench", "engine", "overhead"):
         assert re.search(rf"\b{name}\b", done.stdout)
+
+
+def test_sigterm_leaves_no_scratch_folder_behind(tmp_path: Path):
+    """As systemd, a container's stop or `timeout` end a build: half a gigabyte of it would stay."""
+    code = (
+        "import sys, tempfile, time\nfrom tools import cli\n"
+        "def work(**options):\n"
+        "    with tempfile.TemporaryDirectory(dir=sys.argv[1]):\n"
+        "        print('working', flush=True)\n"
+        "        time.sleep(60)\n"
+        "cli.app = work\ncli.main()\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "working\n"
+        process.terminate()
+        assert process.wait(30) == 128 + signal.SIGTERM
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_misspelt_command_is_named_with_the_nearest_one():

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -54,7 +51,6 @@ def demo(
     wait, some malformed and some too large: the counts at the end show what became of each. Exit status 1
     if any count is not as it should be. Everything that was started is stopped again.
     """
-    signal.signal(signal.SIGTERM, _leave)  # so that the processes are stopped then, too
     queries = read_queries()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="boundgen-demo-")))
@@ -93,7 +89,3 @@ def show(result: Result) -> None:
         errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         errors.print("The demo did not go as it must:", *found, sep="\n  ")
         errors.print(result.worker_log)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)
