@@ -73,3 +73,13 @@ def test_a_compiled_file_is_not_compiled_again(items_file: Path, tiny_causal: Ti
 def test_help_has_an_example():
     done = run("compile", "--help")
     assert "boundgen items compile items.parquet" in " ".join(done.output.split("Example:")[1].split())
+
+
+def test_an_item_file_is_not_replaced_by_what_is_made_of_it(items_file: Path, tiny_causal: TinyModel):
+    before, link = items_file.read_bytes(), items_file.with_name("link.jsonl")
+    link.symlink_to(items_file)
+    for out in (items_file, link):
+        done = run("compile", items_file, out, "--artifact", tiny_causal.artifact, "--steps", 2)
+        assert done.exit_code == 2, done.output
+        assert f"OUT = '{out}': is IN itself" in done.output.replace("\n", "")
+    assert items_file.read_bytes() == before

@@ -71,6 +71,8 @@ def compile_(
     rules = read_rules(artifact, steps, eos, end_token or [])
     if is_compiled(source):
         raise UserError(f"{source}: is compiled already; name the item file that it came from")
+    if out.exists() and out.samefile(source):
+        raise UserError(f"OUT = {str(out)!r}: is IN itself, which it would replace; choose another name")
     started = time.perf_counter()
     with Steps() as say:
         say(f"reading and compiling {source}")
