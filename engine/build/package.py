@@ -31,10 +31,9 @@ from engine.build.cuda_package import write_cuda_package
 from engine.build.native import build_native, default_cache
 from engine.build.parity import measure_parity
 from engine.build.spec import BuildSpec
-from engine.errors import ArtifactError
+from engine.build.target import require_folder, require_replaceable, require_room
 from engine.manifest import (
     FORMAT,
-    MANIFEST,
     PACKAGE,
     TOKENIZER,
     WEIGHTS,
@@ -67,12 +66,13 @@ def build_artifact(spec: BuildSpec, progress: Progress = lambda stage: None) -> 
     that cannot be read, a compiler that will not do, or a result out of tolerance. Whatever fails, `spec.out`
     stays as it was.
     """
-    _require_replaceable(spec.out)
+    require_replaceable(spec.out)
     if spec.calibrate is not None:
         spec.calibrate.check()
     progress("checking the compiler")
     compiler = require_compiler()
-    spec.out.parent.mkdir(parents=True, exist_ok=True)
+    require_folder(spec.out.parent)
+    require_room(spec.out.parent, 0)
     with tempfile.TemporaryDirectory(dir=spec.out.parent, prefix=f".{spec.out.name}.") as scratch:
         folder = Path(scratch, "artifact")
         folder.mkdir()
@@ -104,18 +104,15 @@ def build_artifact(spec: BuildSpec, progress: Progress = lambda stage: None) -> 
     return spec.out
 
 
-def _require_replaceable(out: Path) -> None:
-    if out.exists() and not (out / MANIFEST).is_file() and not (out.is_dir() and not any(out.iterdir())):
-        raise ArtifactError(f"{out}: exists and is no artifact, so it is left alone; choose another --out")
-
-
 def _write_weights(spec: BuildSpec, checkpoint: Checkpoint, folder: Path) -> None:
     tensors = dict(checkpoint.weights)
     if checkpoint.lm_head is not None and not checkpoint.tied:
         tensors[LM_HEAD] = checkpoint.lm_head
     if checkpoint.score is not None:
         tensors[SCORE] = checkpoint.score
-    save_file(convert_weights(tensors, spec.torch_dtype), folder / WEIGHTS)
+    converted = convert_weights(tensors, spec.torch_dtype)
+    require_room(spec.out.parent, sum(tensor.nbytes for tensor in converted.values()))
+    save_file(converted, folder / WEIGHTS)
     if checkpoint.tokenizer is not None:
         checkpoint.tokenizer.save_pretrained(str(folder / TOKENIZER))
 
