@@ -1,8 +1,8 @@
-"""What is different between then and now, named: artifact, labels, prompts, settings. One thread.
+"""What is different between then and now, named: artifact, items, labels, prompts, settings. One thread.
 
-Known from the replies themselves: the model's digest, the labels, the number of tokens. A template, or what a
-node is told, is named only if the capture was given the worker's configuration; else a changed prompt shows
-in its number of tokens, and one of the same number only in its results.
+Known from the replies themselves: the model's digest, the items' version, the labels, the number of tokens. A
+template, or what a node is told, is named only if the capture was given the worker's configuration; else a
+changed prompt shows in its number of tokens, and one of the same number only in its results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine.pipeline import PipelineConfig
 from schemas.messages import Outcome, Reply
 from tools.replay.differences import labels_in
 
-What = Literal["artifact", "labels", "prompts", "setting", "unknown"]
+What = Literal["artifact", "items", "labels", "prompts", "setting", "unknown"]
 SHORT = 12  # characters of a digest
 MAX_VALUE_CHARS = 200
 
@@ -35,6 +35,7 @@ class _Seen:
     """Of one pipeline's compared answers."""
 
     answers: int = 0
+    items: Counter[tuple[str, str]] = field(default_factory=Counter)
     labels_added: Counter[str] = field(default_factory=Counter)
     labels_removed: Counter[str] = field(default_factory=Counter)
     other_tokens: int = 0
@@ -63,6 +64,7 @@ class Changes:
             return
         seen.answers += 1
         seen.other_tokens += was.usage.tokens != now.usage.tokens
+        seen.items.update(_other_items(was, now))
         before, after = labels_in(was.results), labels_in(now.results)
         seen.labels_added.update(after - before)
         seen.labels_removed.update(before - after)
@@ -76,6 +78,8 @@ class Changes:
         for (old, was, new, now), count in models.items():
             text = f"artifact changed: {old} {was[:SHORT]} -> {new} {now[:SHORT]} ({count:,} replies)"
             yield Change("artifact", name, text)
+        for (old, new), count in seen.items.items():
+            yield Change("items", name, f"item file changed: version {old} -> {new} ({count:,} replies)")
         added, removed = seen.labels_added, seen.labels_removed
         if added:
             yield Change("labels", name, f"labels added: {', '.join(sorted(added))}")
@@ -90,7 +94,7 @@ class Changes:
             if name not in self._captured:
                 text += " (template, cut or tokenizer; a capture with --config would say which)"
             yield Change("prompts", name, text)
-        if seen.differ and not (models or added or removed or settings or seen.other_tokens):
+        if seen.differ and not (models or seen.items or added or removed or settings or seen.other_tokens):
             yield Change("unknown", name, self._unknown(name))
 
     def _unknown(self, name: str) -> str:
@@ -105,6 +109,17 @@ class Changes:
         now = self._present[name].model_dump(mode="json")
         for path, old, new in compare_settings("", self._captured[name], now):
             yield Change("setting", name, f"{path} changed: {_short(old)} -> {_short(new)}")
+
+
+def _other_items(was: Reply, now: Reply) -> set[tuple[str, str]]:
+    """(version then, version now) where results of a search name both and they differ."""
+    pairs = zip(was.results, now.results, strict=False)
+    versions = {
+        (str(old["item_version"]), str(new["item_version"]))
+        for old, new in pairs
+        if "item_version" in old and "item_version" in new
+    }
+    return {(old, new) for old, new in versions if old != new}
 
 
 def compare_settings(path: str, was: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
