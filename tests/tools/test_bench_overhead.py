@@ -6,12 +6,14 @@ import statistics
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from engine.pipeline import ArtifactStore, Pipeline, read_pipeline
 from schemas.messages import Outcome, Reply, Sample, Timing
 from tools.bench.open_loop import Timed
 from tools.bench.overhead_report import Latency, parts, report_lines
 from tools.bench.overhead_run import Load, Servers, worker_settings, write_pipeline
+from tools.cli import app
 from tools.commands.bench_overhead import compare, kafka_home, numbers
 from tools.errors import UserError
 from tools.steps import Steps
@@ -90,3 +92,14 @@ def test_without_a_broker_it_says_what_to_give(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("KAFKA_HOME", str(tmp_path))
     with pytest.raises(UserError, match=r"kafka-server-start\.sh"):
         kafka_home()
+
+
+def test_a_missing_broker_is_said_before_a_model_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetched(**options: object) -> Path:
+        raise AssertionError("a model was fetched first")
+
+    monkeypatch.setattr("tools.commands.bench_overhead.smollm2_gguf", fetched)
+    monkeypatch.setenv("KAFKA_HOME", "/nowhere")
+    result = CliRunner().invoke(app, ["bench", "overhead"])
+    assert result.exit_code == 2
+    assert "KAFKA_HOME = '/nowhere': there is no bin/kafka-server-start.sh" in result.output

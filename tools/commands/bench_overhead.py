@@ -66,6 +66,8 @@ def overhead(
     lines say where the time goes and what dominates.
     """
     load = Load(rate, seconds, sleep_ms, lanes)
+    if not bootstrap_servers:
+        kafka_home()  # that there is none is said before minutes of building
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="boundgen-bench-")))
         say = stack.enter_context(Steps())
