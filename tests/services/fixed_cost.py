@@ -16,9 +16,20 @@ from typing import Any
 from engine.errors import InputError
 from engine.graph import Capacity, Node, NodeContext, Stage
 from engine.options import Options
+from engine.pipeline_config import PipelineConfig
 from engine.values import Rows, Samples, Tokens
 
 HOLD_SECONDS = 30.0
+
+
+def numbers_pipeline(model: str = "fixed_cost:FixedCost", **options: object) -> PipelineConfig:
+    """Numbers in front of a model of the given kind and options."""
+    bounds = {"samples": 4, "tokens_per_sample": 2, "tokens_per_request": 8}
+    nodes = {
+        "numbers": {"kind": "fixed_cost:Numbers"},
+        "model": {"kind": model, "inputs": ["numbers"], **options},
+    }
+    return PipelineConfig.model_validate({"name": "numbers", "bounds": bounds, "nodes": nodes})
 
 
 class Numbers(Node):

@@ -12,7 +12,8 @@ import pytest
 from aiokafka import ConsumerRecord, TopicPartition
 
 from engine.errors import InputError
-from engine.pipeline import ArtifactStore, Pipeline, read_pipeline
+from engine.pipeline import ArtifactStore, Pipeline
+from fixed_cost import numbers_pipeline
 from schemas.codec import encode_request
 from schemas.messages import ErrorCode, Outcome, Request, Sample
 from schemas.plain import Limits
@@ -27,17 +28,8 @@ Admit = Callable[..., tuple[Work, Any]]
 
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Iterator[Pipeline]:
-    path = tmp_path / "numbers.yaml"
-    path.write_text(
-        f"""
-name: numbers
-bounds: {{samples: 4, tokens_per_sample: 2, tokens_per_request: 8}}
-nodes:
-  numbers: {{kind: "fixed_cost:Numbers"}}
-  model: {{kind: "fixed_cost:FixedCost", inputs: [numbers], requests: 2, ran: "{tmp_path / "ran"}"}}
-"""
-    )
-    with Pipeline.open(read_pipeline(path), ArtifactStore({})) as opened:
+    config = numbers_pipeline(requests=2, ran=str(tmp_path / "ran"))
+    with Pipeline.open(config, ArtifactStore({})) as opened:
         yield opened
 
 

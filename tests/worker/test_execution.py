@@ -12,9 +12,9 @@ import pytest
 from aiokafka import ConsumerRecord, TopicPartition
 
 from engine.graph import Counted
-from engine.pipeline import ArtifactStore, Pipeline, read_pipeline
+from engine.pipeline import ArtifactStore, Pipeline
 from engine.prefixes import Saved
-from fixed_cost import FixedCost
+from fixed_cost import FixedCost, numbers_pipeline
 from schemas.messages import ErrorCode, Outcome, Request, Sample
 from worker.deadlines import Deadline
 from worker.execution import Execution, ExecutionRules, Exits
@@ -94,18 +94,9 @@ def bench(tmp_path: Path) -> Iterator[MakeBench]:
     opened: list[Pipeline] = []
 
     def make(requests: int = 1, model: str = "fixed_cost:FixedCost", **rules: Any) -> Bench:
-        path = tmp_path / "numbers.yaml"
-        path.write_text(
-            f"""
-name: numbers
-bounds: {{samples: 4, tokens_per_sample: 2, tokens_per_request: 8}}
-nodes:
-  numbers: {{kind: "fixed_cost:Numbers"}}
-  model: {{kind: "{model}", inputs: [numbers], requests: {requests},
-          ran: "{tmp_path / "ran"}", release: "{tmp_path / "release"}"}}
-"""
-        )
-        opened.append(Pipeline.open(read_pipeline(path), ArtifactStore({})))
+        files = {name: str(tmp_path / name) for name in ("ran", "release")}
+        config = numbers_pipeline(model, requests=requests, **files)
+        opened.append(Pipeline.open(config, ArtifactStore({})))
         return Bench(opened[-1], tmp_path, **rules)
 
     yield make

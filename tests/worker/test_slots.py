@@ -11,15 +11,15 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 from aiokafka import ConsumerRecord, TopicPartition
 
 from engine.graph import Capacity, Node, NodeContext
-from engine.pipeline import ArtifactStore, Pipeline, read_pipeline
+from engine.pipeline import ArtifactStore, Pipeline
 from engine.values import Rows, Tokens
+from fixed_cost import numbers_pipeline
 from schemas.messages import Outcome, Request, Sample
 from worker.deadlines import Deadline
 from worker.execution import Execution, ExecutionRules, Exits
@@ -112,18 +112,8 @@ class Site:
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
-    path = tmp_path / "numbers.yaml"
-    path.write_text(
-        f"""
-name: numbers
-bounds: {{samples: 4, tokens_per_sample: 2, tokens_per_request: 8}}
-nodes:
-  numbers: {{kind: "fixed_cost:Numbers"}}
-  model: {{kind: "{__name__}:Device", inputs: [numbers]}}
-"""
-    )
-    pipeline = Pipeline.open(read_pipeline(path), ArtifactStore({}))
+async def site() -> AsyncIterator[Site]:
+    pipeline = Pipeline.open(numbers_pipeline(f"{__name__}:Device"), ArtifactStore({}))
     opened = Site(pipeline)
     yield opened
     await asyncio.to_thread(opened.device.close)
