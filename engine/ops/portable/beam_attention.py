@@ -24,9 +24,10 @@ from torch.library import wrap_triton
 from engine.ops import reference
 from engine.ops.portable.beam_attention_kernel import beam_attention_kernel
 from engine.ops.portable.language import capability, cdiv, next_power_of_2, register
+from engine.ops.portable.tiles import MULTIPROCESSORS
 
 HEAD_DIMS = (16, 32, 64, 128)  # what a tile of a tensor core and the registers allow
-AT_ONCE = 3 * 132  # programs with 64 keys a tile that an H200 runs
+AT_ONCE = 3 * MULTIPROCESSORS  # programs with 64 keys a tile that an H200 runs
 
 
 class Tiles(NamedTuple):
