@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator
 
 from engine.beam.bounds import BeamBounds
+from engine.disk import writing
 from engine.errors import ArtifactError
 from engine.mistakes import in_words
 from engine.models.architecture import Architecture
@@ -129,7 +130,8 @@ class Manifest(_Frozen):
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     text = json.dumps(sealed(manifest.model_dump(mode="json")), indent=2)
-    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+    with writing(folder / MANIFEST):
+        (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
 def sealed(values: dict[str, Any]) -> dict[str, Any]:

@@ -19,9 +19,10 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
+from engine.disk import is_full
 from engine.errors import ArtifactError, ConfigError, InputError, ItemFileError
 from engine.mistakes import in_words
-from tools.errors import UserError
+from tools.errors import UserError, told
 
 USER_ERRORS = (UserError, ConfigError, ArtifactError, InputError, ItemFileError, ValidationError)
 
@@ -92,6 +93,10 @@ class Boundgen(LazyCommands):
             if ctx.params.get("debug"):
                 raise
             report(error)
+        except OSError as error:  # a disk may fill up under whatever writes
+            if ctx.params.get("debug") or not is_full(error):
+                raise
+            report(UserError(f"{told(error)}; make room and give the command again"))
 
 
 app = typer.Typer(cls=Boundgen, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")

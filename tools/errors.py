@@ -9,7 +9,8 @@ from __future__ import annotations
 
 def told(error: OSError) -> str:
     """What the system says and of which file, without numbers and Python's words."""
-    where = f"{error.filename}: " if error.filename is not None else ""
+    name = error.filename2 or error.filename  # of a copy or a rename, the second is what is written
+    where = f"{name}: " if name is not None else ""
     return f"{where}{error.strerror or error}"
 
 

@@ -27,6 +27,7 @@ from engine.beam.item_set import (
     split_arrays,
 )
 from engine.beam.items import ItemRules
+from engine.disk import writing
 from engine.errors import ItemFileError
 
 FORMAT = "boundgen-items-1"  # another number whenever the arrays change in meaning
@@ -57,13 +58,16 @@ def write_compiled(path: Path, items: ItemSet, rules: ItemRules) -> None:
     metadata = {"format": FORMAT, "digest": items.digest, "rules": json.dumps(_plain(rules))}
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.touch()
-        mode = beside.stat().st_mode  # what this user's files have; safetensors makes them private
-        save_file(set_arrays(items.trie, items.ids), beside, metadata)
-        beside.chmod(mode)
+        with writing(beside):
+            beside.touch()
+            mode = beside.stat().st_mode  # what this user's files have; safetensors makes them private
+            save_file(set_arrays(items.trie, items.ids), beside, metadata)
+            beside.chmod(mode)
         beside.replace(path)
     except (OSError, SafetensorError) as error:
-        raise ItemFileError(path, f"cannot be written: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        kept = "; the file that is there stays as it was" if path.is_file() else ""
+        raise ItemFileError(path, f"cannot be written: {reason}{kept}") from error
     finally:
         beside.unlink(missing_ok=True)
 

@@ -18,6 +18,7 @@ from engine.build.cuda_beam_package import SERVING
 from engine.build.cuda_package import int8_scheme, serves_e4m3
 from engine.build.plan_times import find_times
 from engine.build.spec import BuildSpec, Calibration
+from engine.disk import writing
 from engine.errors import ArtifactError, ConfigError
 from engine.models.architecture import Architecture
 from engine.models.checkpoint import Checkpoint
@@ -66,8 +67,9 @@ def study_accuracy(
     serving = WHOLE if spec.beam is None else SERVING
     study = run_study(model_of(checkpoint), texts, schemes, calibration.budget, times, progress, serving)
     study = replace(study, notes=(*study.notes, *_notes(spec, texts)))
-    (folder / REPORT).write_text(study.to_json(), encoding="utf-8")
-    (folder / CHART).write_text(study.draw(spec.name), encoding="utf-8")
+    for name, text in ((REPORT, study.to_json()), (CHART, study.draw(spec.name))):
+        with writing(folder / name):
+            (folder / name).write_text(text, encoding="utf-8")
     return Accuracy(study, texts, calibration.budget)
 
 

@@ -6,6 +6,7 @@ runners share one copy.
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from engine.build.array_names import lasting_array_names
+from engine.disk import writing
 from engine.packed import MIN_SAMPLES, NO_PREFIX, BatchBounds
 
 _OPTIONS: dict[str, Any] = {
@@ -58,11 +60,15 @@ def export_decoder(
 def compile_package(exported: ExportedProgram, path: Path, *, as_traced: bool = False) -> None:
     """Minutes of C++ compilation; writes `path`, a .pt2.
 
-    `as_traced`: no strides but those that kernels of our own were traced with.
+    `as_traced`: no strides but those that kernels of our own were traced with. OSError with `path` where it
+    cannot be written: torch would end the process there, so it writes to memory (no weights are inside).
     """
+    made = io.BytesIO()
     options = _OPTIONS | ({"comprehensive_padding": False} if as_traced else {})
     with torch.no_grad(), expected_warnings(), lasting_array_names():
-        torch._inductor.aoti_compile_and_package(exported, package_path=str(path), inductor_configs=options)
+        torch._inductor.aoti_compile_and_package(exported, package_path=made, inductor_configs=options)
+    with writing(path):
+        path.write_bytes(made.getbuffer())
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from torch._inductor.cpp_builder import get_cpp_compiler
 
+from engine.disk import writing
 from engine.errors import ArtifactError
 
 _PROBE = '#include <string>\n#include <iostream>\nvoid probe(std::string s) { std::cout << s + "."; }\n'
@@ -41,7 +42,8 @@ def check_compiler() -> CompilerCheck:
         return CompilerCheck("", "", False, f"no C++ compiler works ({error}); {_MEND}")
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder, "probe.cpp"), Path(folder, "probe.so")
-        source.write_text(_PROBE)
+        with writing(source):
+            source.write_text(_PROBE)
         try:
             _run([path, "-std=c++20", "-shared", "-fPIC", str(source), "-o", str(library)])
         except (OSError, subprocess.SubprocessError) as error:

@@ -25,6 +25,7 @@ from engine.build.integers import on_device, round_decoder
 from engine.build.native import default_cache
 from engine.build.probes import probe_samples
 from engine.build.spec import BuildSpec, Precision
+from engine.disk import writing
 from engine.manifest import PACKAGE, WEIGHTS
 from engine.models.architecture import Architecture
 from engine.models.checkpoint import Checkpoint
@@ -168,7 +169,8 @@ def write_planned_package(
         write_cuda_beam_packages(architecture, prepared, plan, spec.bounds, spec.beam, folder, progress)
         if narrow and plan.quantises:
             stored |= _narrow_head(stored.get(LM_HEAD, prepared[EMBEDDING]))
-    save_file(_on_cpu(prepared | stored), folder / WEIGHTS)
+    with writing(folder / WEIGHTS):
+        save_file(_on_cpu(prepared | stored), folder / WEIGHTS)
     return plan
 
 

@@ -31,7 +31,8 @@ from engine.build.cuda_package import write_cuda_package
 from engine.build.native import build_native, default_cache
 from engine.build.parity import measure_parity
 from engine.build.spec import BuildSpec
-from engine.build.target import require_folder, require_replaceable, require_room
+from engine.build.target import full_disk_told, require_folder, require_replaceable, require_room
+from engine.disk import writing
 from engine.manifest import (
     FORMAT,
     PACKAGE,
@@ -69,39 +70,46 @@ def build_artifact(spec: BuildSpec, progress: Progress = lambda stage: None) -> 
     require_replaceable(spec.out)
     if spec.calibrate is not None:
         spec.calibrate.check()
-    progress("checking the compiler")
-    compiler = require_compiler()
-    require_folder(spec.out.parent)
-    require_room(spec.out.parent, 0)
-    with tempfile.TemporaryDirectory(dir=spec.out.parent, prefix=f".{spec.out.name}.") as scratch:
-        folder = Path(scratch, "artifact")
-        folder.mkdir()
-        progress("compiling the native library")
-        shutil.copyfile(build_native(compiler, spec.cache or default_cache()), folder / LIBRARY)
-        load_native(folder / LIBRARY)
-        if spec.beam is not None:
-            write_beam_library(spec, compiler, folder)
-        progress("loading the checkpoint")
-        checkpoint = load_checkpoint(spec.model, max_tokens=spec.max_positions, ignore=spec.ignore_options)
-        check_beam(spec, checkpoint)
-        _write_weights(spec, checkpoint, folder)
-        accuracy = None
-        if spec.calibrate is not None:
-            accuracy = study_accuracy(spec.calibrate, spec, checkpoint, folder, progress)
-        plan = _write_package(spec, checkpoint, folder, accuracy, progress)
-        progress("comparing with transformers")
-        beam, ranks = None, None
-        if spec.beam is not None:
-            texts = () if accuracy is None else accuracy.texts.judge
-            beam, ranks = measure_beam(spec, spec.beam, checkpoint, folder, plan, texts)
-        parity, judged = _measure(spec, checkpoint, folder, plan, accuracy, ranks)
-        progress("writing the artifact")
-        for path in folder.rglob("*"):
-            path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors writes for its owner alone
-        described = _describe(spec, checkpoint, parity, compiler, folder, plan)
-        write_manifest(folder, described.model_copy(update={"accuracy": judged, "beam": beam}))
-        _publish(folder, spec.out, Path(scratch, "replaced"))
+    cache = spec.cache or default_cache()
+    with full_disk_told(spec.out, cache):
+        progress("checking the compiler")
+        compiler = require_compiler()
+        require_folder(spec.out.parent)
+        require_room(spec.out.parent, 0)
+        with tempfile.TemporaryDirectory(dir=spec.out.parent, prefix=f".{spec.out.name}.") as scratch:
+            folder = Path(scratch, "artifact")
+            folder.mkdir()
+            with full_disk_told(spec.out, cache):  # before what was written goes, and with it what to look at
+                _write_artifact(spec, compiler, folder, progress)
+            _publish(folder, spec.out, Path(scratch, "replaced"))
     return spec.out
+
+
+def _write_artifact(spec: BuildSpec, compiler: CompilerCheck, folder: Path, progress: Progress) -> None:
+    progress("compiling the native library")
+    shutil.copyfile(build_native(compiler, spec.cache or default_cache()), folder / LIBRARY)
+    load_native(folder / LIBRARY)
+    if spec.beam is not None:
+        write_beam_library(spec, compiler, folder)
+    progress("loading the checkpoint")
+    checkpoint = load_checkpoint(spec.model, max_tokens=spec.max_positions, ignore=spec.ignore_options)
+    check_beam(spec, checkpoint)
+    _write_weights(spec, checkpoint, folder)
+    accuracy = None
+    if spec.calibrate is not None:
+        accuracy = study_accuracy(spec.calibrate, spec, checkpoint, folder, progress)
+    plan = _write_package(spec, checkpoint, folder, accuracy, progress)
+    progress("comparing with transformers")
+    beam, ranks = None, None
+    if spec.beam is not None:
+        texts = () if accuracy is None else accuracy.texts.judge
+        beam, ranks = measure_beam(spec, spec.beam, checkpoint, folder, plan, texts)
+    parity, judged = _measure(spec, checkpoint, folder, plan, accuracy, ranks)
+    progress("writing the artifact")
+    for path in folder.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors writes for its owner alone
+    described = _describe(spec, checkpoint, parity, compiler, folder, plan)
+    write_manifest(folder, described.model_copy(update={"accuracy": judged, "beam": beam}))
 
 
 def _write_weights(spec: BuildSpec, checkpoint: Checkpoint, folder: Path) -> None:
@@ -112,7 +120,8 @@ def _write_weights(spec: BuildSpec, checkpoint: Checkpoint, folder: Path) -> Non
         tensors[SCORE] = checkpoint.score
     converted = convert_weights(tensors, spec.torch_dtype)
     require_room(spec.out.parent, sum(tensor.nbytes for tensor in converted.values()))
-    save_file(converted, folder / WEIGHTS)
+    with writing(folder / WEIGHTS):
+        save_file(converted, folder / WEIGHTS)
     if checkpoint.tokenizer is not None:
         checkpoint.tokenizer.save_pretrained(str(folder / TOKENIZER))
 

@@ -1,15 +1,17 @@
-"""Whether an artifact can be written where it shall go, asked before minutes of work.
-
-torch ends the process where a disk is full while it writes a package, so there is no waiting for that.
+"""Whether an artifact can be written where it shall go, asked before minutes of work; and what to say where
+the disk fills up later.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from engine.errors import ArtifactError
+from engine.disk import full_folders, is_full, unwritten
+from engine.errors import ArtifactError, ConfigError
 from engine.manifest import MANIFEST
 
 PACKAGE_BYTES = 32_000_000  # of an artifact without weights: SmolLM2-135M's that searches has 9 MB
@@ -37,3 +39,25 @@ def require_room(parent: Path, weight_bytes: int) -> None:
     if free < needed:
         said = f"{free / 1e6:,.0f} MB are free, the artifact needs about {needed / 1e6:,.0f}"
         raise ArtifactError(f"{parent}: {said}; make room, or choose another --out")
+
+
+@contextmanager
+def full_disk_told(out: Path, cache: Path) -> Iterator[None]:
+    """ArtifactError where a disk that the build writes to is full: it names the file, or else the disk.
+
+    Compilers write to the folder for temporary files and die there without a word of their own (a linker by
+    SIGBUS), so what is left of room is looked at, too. Whoever calls removes what was written.
+    """
+    try:
+        yield
+    except (ArtifactError, ConfigError):
+        raise
+    except Exception as error:
+        folders = (out.parent, Path(tempfile.gettempdir()), cache)
+        places = full_folders(folders)
+        if not is_full(error) and not places:
+            raise
+        where = unwritten(error) or " or ".join(map(str, places or folders))
+        kept = f" and {out} stays as it was" if out.exists() else ""
+        reason = f"no artifact is written: the disk is full, at {where}; what was begun is removed{kept}"
+        raise ArtifactError(f"{out}: {reason}; make room and build again") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import signal
 import subprocess
@@ -119,3 +121,13 @@ def test_a_command_whose_package_is_missing_says_so(monkeypatch: pytest.MonkeyPa
     assert result.exit_code == 2
     assert "doctor cannot start" in result.output
     assert "pip install" in result.output
+
+
+def test_a_full_disk_is_one_message_whichever_command_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def write(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "capture.bin")
+
+    monkeypatch.setattr("tools.commands.doctor.check_python", write)
+    result = invoke("doctor")
+    assert result.exit_code == 2, result.output
+    assert "error: capture.bin: No space left on device; make room" in result.output

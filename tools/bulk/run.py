@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from engine.disk import writing
 from tools.bulk.final_file import join_parts
 from tools.bulk.inputs import Kind
 from tools.bulk.part_files import write_part
@@ -103,7 +104,9 @@ class BulkRun:
             self._score(progress)
             joining = time.thread_time()
             files = [self._workspace.path(record.file) for record in self._workspace.records]
-            join_parts(files, self._kind, self._workspace.path("final.tmp"), output)
+            beside = self._workspace.path("final.tmp")
+            with writing(beside):
+                join_parts(files, self._kind, beside, output)
             self.tally.write_cpu_s += time.thread_time() - joining
         finally:
             self.tally.seconds = time.perf_counter() - started
@@ -175,9 +178,10 @@ def write_record(workspace: Workspace, kind: Kind, scored: ScoredPart) -> PartRe
     """The part's file on the disk, then its line in the journal."""
     name = f"part-{scored.part.index:06d}.{kind.format}"
     path, beside = workspace.path(name), workspace.path(f"{name}.tmp")
-    scored = write_part(beside, kind, scored)
-    with beside.open("rb+") as file:
-        sync(file)
+    with writing(beside):
+        scored = write_part(beside, kind, scored)
+        with beside.open("rb+") as file:
+            sync(file)
     put_in_place(beside, path)
     record = PartRecord(
         part=scored.part.index,

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from engine.disk import writing
 from tools.errors import UserError
 
 JOURNAL, LOCK = "journal.jsonl", "lock"
@@ -61,6 +62,8 @@ class Workspace:
     def __exit__(self, *error: object) -> None:
         if self._lock is None:
             return
+        for path in self.folder.glob("*.tmp"):  # begun and not finished, as on a full disk
+            path.unlink()
         if not self._journal.exists():  # nothing to go on with: neither a folder nor what a kill left in it
             self._remove_strangers()
             (self.folder / LOCK).unlink()
@@ -90,7 +93,7 @@ class Workspace:
 
     def add(self, record: PartRecord) -> None:
         """Note a part whose file lies on the disk."""
-        with self._journal.open("a") as file:
+        with writing(self._journal), self._journal.open("a") as file:
             file.write(json.dumps(asdict(record)) + "\n")
             sync(file)
         self.records.append(record)
@@ -165,7 +168,7 @@ class Workspace:
 def write_file(path: Path, content: bytes) -> None:
     """Whole or not at all."""
     beside = path.with_name(f"{path.name}.tmp")
-    with beside.open("wb") as file:
+    with writing(beside), beside.open("wb") as file:
         file.write(content)
         sync(file)
     put_in_place(beside, path)

@@ -104,8 +104,9 @@ def bulk(
     )
     stop = Stop()
     job = prepare_job(asked)
+    workspace = Workspace(job.output)
     try:
-        with catch_signals(stop), Workspace(job.output) as workspace:
+        with catch_signals(stop), workspace:
             tally = score(job, asked, workspace, stop)
     except Stopped:
         tell_stopped(workspace)
@@ -115,7 +116,7 @@ def bulk(
         tell_stopped(workspace)
         raise typer.Exit(1) from None
     except OSError as error:
-        raise UserError(f"{told(error)}. The same command goes on from what is done") from error
+        raise UserError(f"{told(error)}. {done(workspace)}") from error
     report(tally, job, as_json)
 
 
@@ -192,6 +193,14 @@ def report(tally: Tally, job: Job, as_json: bool) -> None:
 def talk() -> Console:
     """Standard error, for a person; brackets in a path are no markup."""
     return Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+
+
+def done(workspace: Workspace) -> str:
+    """What of a run that failed is kept, and how to go on."""
+    if not workspace.rows_done:
+        return "No row is done; mend that and give the same command again"
+    rows = f"{workspace.rows_done:,} rows are done and kept in {workspace.folder}"
+    return f"{rows}; mend that, and the same command goes on from there"
 
 
 def tell_stopped(workspace: Workspace) -> None:

@@ -132,7 +132,9 @@ def test_a_failed_write_leaves_the_old_file(items_file: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, hard))  # as a full disk
     try:
-        with pytest.raises(ItemFileError, match="cannot be written: "):
+        with pytest.raises(
+            ItemFileError, match="cannot be written: File too large; the file that is there stays as it was"
+        ):
             write_compiled(target, items, RULES)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
