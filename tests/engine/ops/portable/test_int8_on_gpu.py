@@ -110,9 +110,11 @@ def test_gate_up(tokens: int, given: str, shape: Any) -> None:
     want, of_blocks = reference.gate_up(*args, None, True)
     for _ in range(2):
         got = gate_up(Activation(x, x_scale), w, w_scale, blocks=True)
-        near_integers(got.values, want, 1e-2)  # exp and the order of floating-point sums
+        # exp and the order of floating-point sums; sums of e4m3 keep 14 bits on Hopper's tensor cores, which
+        # moves 3% of the integers by one
+        near_integers(got.values, want, 5e-2 if given == "e4m3" else 1e-2)
         assert got.scale is not None
-        near(got.scale, of_blocks, 1e-3)
+        near(got.scale, of_blocks, 3e-3 if given == "e4m3" else 1e-3)
     if given == "int8":
         near(gate_up(Activation(x, x_scale), w, w_scale).values, reference.gate_up(*args, None)[0], 3e-3)
         one = torch.full((1,), 0.05)
