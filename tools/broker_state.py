@@ -15,6 +15,8 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
+from schemas.client.stopping import stop_consumer
+
 Options = Mapping[str, Any]
 
 IDLE_MS = 100  # nothing came for so long
@@ -99,7 +101,7 @@ async def _reader(
         reader.assign(partitions)
         yield reader
     finally:
-        await reader.stop()
+        await stop_consumer(reader)
 
 
 def _partitions(topic: str, count: int) -> list[TopicPartition]:

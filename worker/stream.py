@@ -16,6 +16,7 @@ import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRecord
 
 from engine.pipeline import Pipeline
+from schemas.client.stopping import stop_consumer
 from worker.admission import Admission
 from worker.commits import Committer
 from worker.consumer import ConsumerHooks, GroupConsumer, make_consumer
@@ -188,15 +189,9 @@ class Stream:
         return committed
 
     async def _leave_group(self, timeout_s: float) -> None:
-        # A task of its own: with the broker away, aiokafka's stop ends in the cancellation of its own tasks.
-        stopping = asyncio.ensure_future(self._consumer.stop())
-        await asyncio.wait({stopping}, timeout=timeout_s)
-        stopping.cancel()  # too late to matter where it is done
-        await asyncio.wait({stopping})
-        error = asyncio.CancelledError() if stopping.cancelled() else stopping.exception()
+        error = await stop_consumer(self._consumer, timeout_s)
         if error is not None:
             log.warning("the group was not left in time: it waits for the session timeout", error=repr(error))
-            await self._consumer._client.close()  # what a cancelled stop leaves open
 
     def _may_read(self) -> int:
         if self._tracker.suspect:  # one at a time, so that the guilty one is known when it happens again

@@ -1,8 +1,8 @@
 """What aiokafka warns of while brokers are away, bounded: it says the same dozens of times a second and more.
 
-A library must leave its user's handlers alone, so this is a filter on aiokafka's own loggers, from start() to
-close() of a client. Those of the process' other consumers and producers are the same loggers: lines below a
-warning always pass, and a line that passes says how many it stands for. Any thread.
+A library must leave its user's handlers alone, so this is a filter on aiokafka's loggers and the client's,
+from start() to close() of a client. Those of the process' other consumers and producers are the same loggers:
+lines below a warning always pass, and a line that passes says how many it stands for. Any thread.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 _INTERVAL_S = 10.0  # between two lines from one place in aiokafka's code
+_LIMITED = ("aiokafka.", "schemas.client.")  # the client replaces a consumer five times a second, for ever
 _SEEN = "boundgen_log_limit"  # on a record: another client's filter has let it pass
 
 
@@ -48,6 +49,6 @@ class LogLimit(logging.Filter):
 
 
 def _loggers() -> list[logging.Logger]:
-    """All that aiokafka has: a logger's filter does not see what its children say."""
+    """All that aiokafka and the client have: a logger's filter does not see what its children say."""
     names = list(logging.root.manager.loggerDict)  # other threads may add to it
-    return [logging.getLogger(name) for name in names if name.split(".")[0] == "aiokafka"]
+    return [logging.getLogger(name) for name in names if f"{name}.".startswith(_LIMITED)]

@@ -12,16 +12,15 @@ Contract: event loop only; `deliver` is called there, must not block, and sees a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import KafkaError
 
 from schemas.client.errors import ClientError, UnknownTopicError
+from schemas.client.stopping import stop_consumer
 from schemas.headers import FASTSTREAM_CORRELATION, SPRING_CORRELATION
 
 _TURN_MS = 500  # how long a read may wait before partitions and health are looked at
@@ -104,7 +103,7 @@ class ReplyReader(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka h
                     await asyncio.sleep(_POLL_S)
                 consumer.assign(self._wanted(consumer))
         except BaseException:  # also a cancelled start must not leak connections
-            await consumer.stop()
+            await stop_consumer(consumer, _STUCK_S)
             raise
         return consumer
 
@@ -187,6 +186,4 @@ class ReplyReader(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka h
     async def _stop(self) -> None:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            with contextlib.suppress(KafkaError, OSError):
-                async with asyncio.timeout(_STUCK_S):
-                    await consumer.stop()
+            await stop_consumer(consumer, _STUCK_S)

@@ -13,6 +13,8 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError
 
+from schemas.client.log_limit import LogLimit
+from schemas.client.stopping import stop_consumer
 from tools.broker_state import IDLE_MS, count_partitions
 from tools.errors import UserError
 
@@ -49,6 +51,7 @@ class TopicReader:
     def __init__(self, options: Mapping[str, Any], topics: Mapping[str, int], span: Span) -> None:
         """`topics`: name -> number of partitions. `options`: connection arguments of any aiokafka client."""
         self._span = span
+        self._log_limit = LogLimit()  # following may go on over a night without a broker
         self._places = [
             TopicPartition(topic, number)
             for topic, count in topics.items()
@@ -66,17 +69,19 @@ class TopicReader:
         )
 
     async def __aenter__(self) -> TopicReader:
+        self._log_limit.attach()
         try:
             await self._consumer.start()
             self._consumer.assign(self._places)
             await self._seek()
         except BaseException:
-            await self._consumer.stop()
+            await self.__aexit__()
             raise
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self._consumer.stop()
+        await stop_consumer(self._consumer)
+        self._log_limit.detach()
 
     async def to_end(self) -> AsyncIterator[Sequence[ConsumerRecord]]:
         """Up to what was there at the call. The embedded broker tells too early an end: reading goes on until

@@ -13,6 +13,7 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
+from schemas.client.stopping import stop_consumer
 from tools.broker_state import Options, end_offsets
 from tools.errors import UserError
 from tools.redrive.letters import Letter
@@ -80,7 +81,7 @@ async def open_reader(
         }
         yield LetterReader(consumer, ranges)
     finally:
-        await consumer.stop()
+        await stop_consumer(consumer)
 
 
 async def find_ends(

@@ -33,6 +33,19 @@ async def test_a_closed_port_says_little(kafka_proxy, topics, patient, caplog):
     assert not filters()
 
 
+async def test_a_consumer_that_cannot_be_replaced_says_little(kafka_proxy, topics, patient, caplog):
+    """Five lines a second without: an overdue reply has it replaced, which fails while no broker is there."""
+    requests, replies = await topics(1, "requests"), await topics(1, "replies")
+    client = Client(kafka_proxy.address, reply_topic=replies, topics={"p": requests}, settings=patient)
+    async with asyncio.timeout(60), client:
+        kafka_proxy.set_mode("refuse")
+        client._reader._suspected = True  # as ten seconds after a reply was due
+        await asyncio.sleep(3)
+        kafka_proxy.set_mode("pass")
+    said = [each for each in caplog.records if "reply consumer" in each.getMessage()]
+    assert len(said) == 1, [each.getMessage() for each in said]
+
+
 async def test_a_start_that_fails_leaves_no_filter(patient):
     with pytest.raises(ClientError):
         await Client("127.0.0.1:1", settings=patient).start()

@@ -163,3 +163,22 @@ async def test_a_consumer_that_died_silently_is_replaced(kafka, topics, responde
             await client.score("p", ["overdue"], timeout_ms=1)
         assert (await handle.reply()).outcome is Outcome.OK  # read by the new consumer, from the old place
         assert client.rebuilds == 1
+
+
+async def test_a_consumer_is_replaced_however_long_its_broker_is_away(
+    kafka_proxy, topics, responder, patient
+):
+    """aiokafka's stop ends in a cancellation of its own there, which used to end the reading for good."""
+    requests, replies = await topics(1, "requests"), await topics(2, "replies")
+    async with (
+        responder(requests),
+        Client(kafka_proxy.address, reply_topic=replies, topics={"p": requests}, settings=patient) as client,
+    ):
+        assert (await client.score("p", ["before"])).results[0]["text"] == "before"
+        kafka_proxy.set_mode("refuse")
+        await asyncio.sleep(1)  # fetches wait for their next try
+        client._reader._suspected = True  # as ten seconds after a reply was due
+        await asyncio.sleep(2)
+        kafka_proxy.set_mode("pass")
+        assert (await client.score("p", ["after"])).results[0]["text"] == "after"
+        assert client.rebuilds == 1
