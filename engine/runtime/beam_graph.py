@@ -59,6 +59,7 @@ class BeamGraphLane:
     def __init__(self, lane: GraphLane, cache: KeptCache, device: torch.device) -> None:
         self._lane, self._cache, self._device = lane, cache, device
         self._sides = HostSide(), HostSide()
+        self.eager_searches = 0  # launches that had no graph
         self._place = 0  # of the side that the next batch takes
         self._before: PendingSearch | None = None  # the last launch but one
         self._last: PendingSearch | None = None

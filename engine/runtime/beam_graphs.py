@@ -108,7 +108,7 @@ class GraphBeamLanes(BeamLanes):
     @property
     def fallbacks(self) -> int:
         """Searches since load that were not captured."""
-        return self._fallbacks
+        return sum(lane.eager_searches for lane in self._lanes)
 
     @property
     def num_graphs(self) -> int:
@@ -141,7 +141,7 @@ class GraphBeamLanes(BeamLanes):
             key = self.key(packed, widths, plan, legal)
             captured = None if key is None else lane.find(key)
             if captured is None:
-                self._fallbacks += 1
+                lane.eager_searches += 1  # by its own thread alone
                 found = super().search(packed, widths, plan, legal)
                 return lambda: found
             pending = lane.launch(captured, packed, widths, width, self.pool.launching)
@@ -203,8 +203,11 @@ class GraphBeamLanes(BeamLanes):
         self, prepared: _Prepared, slots: LegalSlots | None, slot: int | None, *, again: bool = False
     ) -> None:
         """Every bucket on every lane; `again`: in place of graphs that are there, one after the other."""
+        number = None if slots is None else self._numbers.get(slots)
+        if slots is not None and number is None:
+            return  # released meanwhile
         placed = None if slots is None or slot is None else slots.whole(slot)
-        place = None if slots is None or slot is None else (self._numbers[slots], slot)
+        place = None if number is None or slot is None else (number, slot)
         keys = [SearchKey(prepared.plan, place, bucket) for bucket in prepared.buckets.all]
         at_once = 1 if again else len(keys)
         for first in range(0, len(keys), at_once):

@@ -50,7 +50,6 @@ class BeamLanes:
         self.pool, self.bounds = pool, bounds
         self._folder, self._head, self._kept, self._architecture = folder, head, kept, architecture
         self._mine = local()
-        self._fallbacks = 0
         started = time.monotonic()
         pool.on_every_lane(self._open)
         self._seconds = time.monotonic() - started  # of loading

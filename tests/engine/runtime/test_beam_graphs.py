@@ -88,6 +88,9 @@ def test_what_was_not_prepared_is_counted_and_answered(beams: Beams) -> None:
     found = beams.pool.executor.submit(beams.search, pack(PROMPTS), [3] * 4, SearchPlan(1)).result(60)
     same(found, plain(beams, PROMPTS, [3] * 4, SearchPlan(1)))
     assert beams.fallbacks == 1
+    beams.pool.on_every_lane(lambda: beams.search(pack(PROMPTS), [3] * 4, SearchPlan(1)))
+    assert beams.fallbacks == 3
+    assert sorted(lane.eager_searches for lane in beams._lanes) == [1, 2]  # none counts for another thread
     with pytest.raises(ValueError, match=r"beam.prompts = 5: over the artifact's 4"):
         captured(beams, [[1]] * 5, [3] * 5)
 

@@ -145,6 +145,23 @@ def test_a_pipeline_that_closes_while_its_items_outgrow_their_place_leaves_no_gr
     assert beams.num_graphs == 0
 
 
+def test_a_pipeline_that_closes_before_its_items_are_captured_anew_is_no_error(
+    beams: EagerBeams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = beams.make_slots()
+    old = slots.place(items(0, 50), None)
+    beams.prepare(PLAN, SIZES, slots, FEW)
+    whole = slots.whole
+
+    def close_first(slot: int) -> LegalTensors:
+        beams.release(slots)
+        return whole(slot)
+
+    monkeypatch.setattr(slots, "whole", close_first)
+    slots.place(items(0, 5000), old)
+    assert beams.num_graphs == 0
+
+
 def test_a_lane_takes_the_next_batch_shortly_before_the_last_one_ends(
     beams: EagerBeams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
