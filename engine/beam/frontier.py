@@ -2,12 +2,14 @@
 
 Everything is [S, B, ...]: S requests' prompts of B beams each, B = 1 before the first expansion and the
 batch's width after it. Static shapes, no synchronisation, nothing written in place: a step can be captured.
-Its arithmetic is two operations, each plain torch on a CPU and kernels on CUDA.
+Its arithmetic is two operations, three where the head is in 8 bits, each plain torch on a CPU and kernels on
+CUDA.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from torch import Tensor
 from engine.beam.legal import ROOT, LegalTensors
 from engine.beam.selection import RawLogits
 from engine.ops.portable.beam_follow import Beams, beam_follow
+from engine.ops.portable.beam_rescore import beam_rescore
 from engine.ops.portable.beam_select import beam_select
 
 
@@ -69,10 +72,15 @@ def expand(
     if legal is not None and frontier.nodes is not None:
         tree = frontier.nodes, legal.offsets, legal.tokens
     values, scales = (logits.values, logits.scales) if isinstance(logits, RawLogits) else (logits, None)
-    best = beam_select(
-        values, frontier.scores, rules.width, scales=scales, closed=frontier.closed, legal=tree,
-        max_degree=0 if legal is None else legal.most_edges(step), first_token=first_token,
-    )  # fmt: skip
+    exact = logits.exact if isinstance(logits, RawLogits) else None
+    more: Any = {
+        "closed": frontier.closed, "legal": tree, "first_token": first_token,
+        "max_degree": 0 if legal is None else legal.most_edges(step),
+    }  # fmt: skip
+    count = rules.width if exact is None else exact.pool.size(rules.width)
+    best = beam_select(values, frontier.scores, count, scales=scales, **more)
+    if exact is not None:
+        best = beam_rescore(best, exact, frontier.scores, rules.widths, rules.width, **more)
     edges = None if legal is None else (legal.offsets, legal.tokens, legal.children)
     before = Beams(frontier.tokens, frontier.lengths, frontier.closed, frontier.nodes, frontier.failed)
     scores, after = beam_follow(

@@ -36,11 +36,34 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Pool:
+    """How many continuations of a request are scored again, of which `width` remain: 328 for 100, 1,564 for
+    512. tools/bench/RESULTS.md, "Ranks of beams", has why."""
+
+    factor: int = 3
+    least: int = 28
+
+    def size(self, width: int) -> int:
+        return self.factor * width + self.least
+
+
+@dataclass(frozen=True)
+class Exact:
+    """What exact logits are products of: hidden[S, B, H] and the head's rows [C, H]; and of which pairs."""
+
+    hidden: Tensor
+    rows: Tensor
+    pool: Pool
+
+
+@dataclass(frozen=True)
 class RawLogits:
-    """An 8-bit product as it comes: the logits are values[S, B, C] times scales[S, B]."""
+    """An 8-bit product as it comes: the logits are values[S, B, C] times scales[S, B]. `exact`: what the best
+    ones are to be computed again from."""
 
     values: Tensor
     scales: Tensor  # float32
+    exact: Exact | None = None
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class Laboratory:
         self.model, self.serving = model, serving
         self._heads = {False: HeadWeight(model.head), True: HeadWeight(model.head)}
         if serving.narrow_head and (narrow := narrow_head(model.head)) is not None:
-            self._heads[True] = HeadWeight(model.head, *narrow)
+            self._heads[True] = HeadWeight(model.head.bfloat16(), *narrow)  # as it is served
         self._calibrate = spread(calibrate, CALIBRATION_TOKENS)
         self._say = say
         # weights, unrotate

@@ -8,6 +8,7 @@ full size (--prompts 50 --width 100 --steps 4), twice that for int8.
 
     SCHEME           every matrix, the head in full precision
     SCHEME/served    gate_up, down and the head alone, as a build for CUDA serves it
+    SCHEME/rough     the same, by the 8-bit head's logits alone
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from engine.beam.head_weight import HeadWeight, narrow_head
+from engine.beam.head_weight import POOL, HeadWeight, narrow_head
 from engine.build.accuracy import load_texts, model_of
 from engine.build.cuda_beam_package import SERVING
 from engine.build.spec import Calibration
@@ -64,10 +65,11 @@ def measure(
     if scheme is None:
         raise SystemExit(f"--plans: {name!r} is no scheme of {', '.join(SCHEMES)}")
     matrices, head = laboratory.matrices(scheme), HeadWeight(laboratory.model.head)
-    if part == "served":
-        narrow = {place: each for place, each in matrices.items() if place[1] in SERVING.kinds}
-        matrices = laboratory.matrices("bf16", whole_form(scheme)) | narrow
-        head = HeadWeight(head.weight, *(narrow_head(head.weight) or ()))
+    if part:
+        kept = {place: each for place, each in matrices.items() if place[1] in SERVING.kinds}
+        matrices = laboratory.matrices("bf16", whole_form(scheme)) | kept
+        narrow, scale = narrow_head(head.weight) or (None, None)
+        head = HeadWeight(head.weight.bfloat16(), narrow, scale, POOL if part == "served" else None)
     decoder = laboratory.decoder(whole_form(scheme), torch.bfloat16)
     width = len(reference[0].tokens)
     found = [find_winners(decoder, head, text, matrices, width=width, steps=steps) for text in texts]

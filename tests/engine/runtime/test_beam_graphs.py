@@ -256,5 +256,7 @@ def test_a_graph_has_no_small_operations(open_beams: OpenBeams) -> None:
     graph: Any = beams.pool.executor.submit(lambda: beams.this_lane.find(key)).result().graph
     calls = Counter(str(func).split(".")[1] for func, *_ in graph._notes.calls if not func.is_view)
     once = dict.fromkeys(("zeros", "beam_positions", "cat"), 1)
-    expansion = dict.fromkeys(("quantise_rows", "linear_e4m3", "beam_select", "beam_follow"), STEPS + 1)
+    expansion = dict.fromkeys(
+        ("quantise_rows", "linear_e4m3", "beam_select", "beam_rescore", "beam_follow"), STEPS + 1
+    )
     assert calls == once | expansion | {"beam_advance": STEPS}

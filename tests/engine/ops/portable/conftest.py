@@ -171,6 +171,7 @@ def selections() -> Iterator[Case]:
             edges = torch.empty(1000, dtype=I32, device="meta")
             given = (logits, None, scores, scores.bool(), scores.long(), edges, edges, 30_000, 7, count)
         yield Case(f"beam_select-{beams}-{count}-{legal}", "beam_select", given)
+    yield from rescorings()
     best, beams = empty(2, 100, dtype=F32), empty(2, 100, dtype=torch.int64)
     flags, widths, edges = empty(2, dtype=torch.bool), empty(2, dtype=torch.int64), empty(9, dtype=I32)
     before = (best, beams, beams, flags, empty(2, 100, 5, dtype=torch.int64), beams)
@@ -184,6 +185,23 @@ def selections() -> Iterator[Case]:
         yield Case(f"beam_advance-{step}", "beam_advance", given)
     yield Case("beam_positions", "beam_positions", (torch.tensor([0, 3, 7], dtype=I32), 4, 99))
     yield Case("beam_follow-1", "beam_follow", (*before, *legal[:-2], 1, 1))
+
+
+def rescorings() -> Iterator[Case]:
+    """Two requests: a first expansion, later ones of a head's row in one block and in two, and everything."""
+    for beams, hidden, pool, legal in ((1, 896, 328, False), (100, 8192, 328, False), (512, 576, 1564, True)):
+        pairs = torch.empty(2, pool, device="meta")
+        state = torch.empty(2, beams, device="meta")
+        widths, places = torch.empty(2, dtype=torch.int64, device="meta"), pairs.long()
+        rows = (torch.empty(*size, hidden, dtype=BF16, device="meta") for size in ((2, beams), (151936,)))
+        tree = (None,) * 4
+        if legal:
+            edges = torch.empty(1000, dtype=I32, device="meta")
+            tree = state.bool(), state.long(), edges, edges
+        given = (
+            *rows, pairs, places, places, state, widths.bool(), state, widths, *tree, 151936, 7, 3, 28, 100,
+        )  # fmt: skip
+        yield Case(f"beam_rescore-{beams}-{hidden}-{legal}", "beam_rescore", given)
 
 
 class _Recorder:
