@@ -9,6 +9,8 @@ from typing import Any
 import yaml
 from typer.testing import CliRunner
 
+from engine.errors import ArtifactError
+from engine.store import ArtifactStore
 from schemas.deadletter import dead_letter_topic
 from tools.cli import app
 from tools.demo.topics import create_topics
@@ -30,7 +32,7 @@ def levels(findings: list[Finding]) -> list[tuple[str, str]]:
 
 def write_config(folder: Path, **sections: Any) -> Path:
     path = folder / "worker.yaml"
-    path.write_text(yaml.safe_dump({"pipelines": [{"config": "pipeline.yaml"}], **sections}))
+    path.write_text(yaml.safe_dump({"pipelines": [{"config": "pipeline.yaml"}]} | sections))
     return path
 
 
@@ -124,15 +126,66 @@ def test_artifacts_and_pipelines_that_do_not_load_fail(tmp_path: Path):
     assert "bounds" in found[2].detail
 
 
-def test_a_good_artifact_is_described(tmp_path: Path, tiny_causal):
-    (tmp_path / "pipeline.yaml").write_text(
-        "name: tiny\n"
+def write_pipeline(folder: Path, name: str, *, artifact: str = "tiny") -> None:
+    (folder / f"{name}.yaml").write_text(
+        f"name: {name}\n"
         "bounds: {samples: 4, tokens_per_sample: 64, tokens_per_request: 256}\n"
         "nodes:\n"
-        "  prompt: {kind: tokenizer, artifact: tiny}\n"
-        "  model: {kind: prefill, artifact: tiny, inputs: [prompt], head: embedding}\n"
+        f"  prompt: {{kind: tokenizer, artifact: {artifact}}}\n"
+        f"  model: {{kind: prefill, artifact: {artifact}, inputs: [prompt], head: embedding}}\n"
         "  answer: {kind: encoder, inputs: [model]}\n"
     )
+
+
+def test_an_artifact_that_does_not_load_is_told_once_with_its_pipelines(tmp_path: Path, tiny_causal):
+    pipelines = {"one": "broken", "two": "broken", "three": "tiny", "four": "unknown"}
+    for name, artifact in pipelines.items():
+        write_pipeline(tmp_path, name, artifact=artifact)
+    paths = {"broken": tmp_path / "nothing", "idle": tmp_path / "none", "tiny": tiny_causal.artifact}
+    config = write_config(
+        tmp_path,
+        pipelines=[{"config": f"{name}.yaml"} for name in pipelines],
+        engine={"artifacts": {name: str(path) for name, path in paths.items()}, "threads": 1},
+    )
+    found = list(check_serving(read_worker_config(config)))[1:]
+    assert levels(found) == [
+        ("artifact", "fail"),
+        ("artifact", "fail"),
+        ("artifact", "ok"),
+        ("pipeline", "ok"),
+        ("pipeline", "fail"),
+    ]
+    assert sum(str(paths["broken"]) in each.detail for each in found) == 1
+    assert found[0].detail.endswith("; pipelines that need it: one, two")
+    assert found[1].detail.endswith("; no pipeline needs it")
+    assert "unknown" in found[4].detail
+
+
+def test_what_several_pipelines_lack_of_an_artifact_is_told_once(tmp_path: Path, tiny_causal, monkeypatch):
+    def broken(self: Any, name: str) -> Any:
+        raise ArtifactError(f"artifact {name!r}: its searches cannot be opened")
+
+    monkeypatch.setattr(ArtifactStore, "get_beams", broken)
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.yaml").write_text(
+            f"name: {name}\n"
+            "bounds: {samples: 1, tokens_per_sample: 64, tokens_per_request: 64}\n"
+            "nodes:\n"
+            "  prompt: {kind: tokenizer, artifact: tiny}\n"
+            "  found: {kind: beam, artifact: tiny, inputs: [prompt], width: 2, steps: 1}\n"
+        )
+    config = write_config(
+        tmp_path,
+        pipelines=[{"config": "one.yaml"}, {"config": "two.yaml"}],
+        engine={"artifacts": {"tiny": str(tiny_causal.artifact)}, "threads": 1},
+    )
+    found = list(check_serving(read_worker_config(config)))[2:]
+    assert levels(found) == [("pipeline", "fail")]
+    assert found[0].detail == "one, two: artifact 'tiny': its searches cannot be opened"
+
+
+def test_a_good_artifact_is_described(tmp_path: Path, tiny_causal):
+    write_pipeline(tmp_path, "pipeline")
     config = write_config(tmp_path, engine={"artifacts": {"tiny": str(tiny_causal.artifact)}, "threads": 1})
     found = list(check_serving(read_worker_config(config)))
     assert {each.level for each in found} == {Level.OK}
