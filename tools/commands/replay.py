@@ -31,6 +31,7 @@ from tools.replay.selection import Selection, read_offsets
 from tools.steps import Steps
 from worker.config import WorkerConfig, WorkerConfigError, read_worker_config
 
+EXIT_NOTHING = 3  # neither the same nor different, as grep and pytest have a status for nothing found
 app = typer.Typer(rich_markup_mode="rich")
 
 
@@ -105,7 +106,8 @@ def replay(
     Runs in this process with the pipelines and artifacts of WORKER_CONFIG, each request as a batch of its own
     (which requests shared a batch then is not recorded; sharing moves numbers only within the tolerance).
     Publishes nothing, joins no group, commits nothing. Requests that expired, were cancelled or were turned
-    away for load are run but not compared. Exit status: 0 the same, 1 differences, 2 wrong use or input.
+    away for load are run but not compared. Exit status: 0 the same, 1 differences, 2 wrong use or input, 3
+    nothing was run: none was selected, or none of a pipeline of WORKER_CONFIG; so nothing was found the same.
     """
     settings = _read_config(config)
     first_offset, last_offset = read_offsets(offsets)
@@ -220,5 +222,9 @@ def _tell(run: Replay, found: CaptureSet, as_json: bool, models: dict[str, str])
         summary["explained"] = run.explained
     if as_json:
         typer.echo(json.dumps(summary))
+    if not run.report.outcomes:
+        why = "no selected request is of a pipeline of the configuration"
+        console.print(f"nothing was run: {why if run.report.requests else 'no request is selected'}")
+        raise typer.Exit(EXIT_NOTHING)
     if failed:
         raise typer.Exit(1)

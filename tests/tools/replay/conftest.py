@@ -105,7 +105,7 @@ class Scene:
         given = [self.capture] if files is None else files
         result = CliRunner().invoke(app, ["replay", *map(str, given), str(config), "--json", *more])
         lines = result.stdout.splitlines()
-        findings = json.loads(lines[-1]) if result.exit_code in {0, 1} and lines else {}
+        findings = json.loads(lines[-1]) if result.exit_code in {0, 1, 3} and lines else {}
         return Found(result.exit_code, findings, result.stderr, result.stdout)
 
 
