@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.build.cuda_beam_package import SERVING
 from engine.build.cuda_package import int8_scheme, serves_e4m3
+from engine.build.emulation_device import CPU, STUDIED, emulation_device, give_back
 from engine.build.plan_times import find_times
 from engine.build.spec import BuildSpec, Calibration
 from engine.disk import writing
@@ -65,7 +66,11 @@ def study_accuracy(
     texts = load_texts(calibration, checkpoint, spec.bounds)
     times = find_times(spec, checkpoint.architecture, schemes, progress)
     serving = WHOLE if spec.beam is None else SERVING
-    study = run_study(model_of(checkpoint), texts, schemes, calibration.budget, times, progress, serving)
+    searched = any(text.search for text in (*texts.choose, *texts.judge))
+    device = CPU if searched else emulation_device(spec, checkpoint, STUDIED)
+    model = model_of(checkpoint, device)
+    study = run_study(model, texts, schemes, calibration.budget, times, progress, serving)
+    give_back(device)
     study = replace(study, notes=(*study.notes, *_notes(spec, texts)))
     for name, text in ((REPORT, study.to_json()), (CHART, study.draw(spec.name))):
         with writing(folder / name):
@@ -116,15 +121,15 @@ def load_texts(calibration: Calibration, checkpoint: Checkpoint, bounds: BatchBo
     return read_texts(calibration.file, calibration.pipelines, checkpoint.tokenizer, classes)
 
 
-def model_of(checkpoint: Checkpoint) -> Model:
-    """ConfigError for a checkpoint whose answers cannot be compared, having no head."""
+def model_of(checkpoint: Checkpoint, device: torch.device = CPU) -> Model:
+    """In float32; ConfigError for a checkpoint whose answers cannot be compared, having no head."""
     head = checkpoint.lm_head if checkpoint.lm_head is not None else checkpoint.score
     if head is None:
         raise ConfigError("calibrate", "a model without a head", "accuracy is judged by a head's answers")
     if len(head) == 1:  # a score alone stands against a zero: its probability is a sigmoid
         head = torch.cat([head, torch.zeros_like(head)])
-    weights = {name: tensor.float() for name, tensor in checkpoint.weights.items()}
-    return Model(checkpoint.architecture, weights, head.float())
+    weights = {name: tensor.to(device, torch.float32) for name, tensor in checkpoint.weights.items()}
+    return Model(checkpoint.architecture, weights, head.to(device, torch.float32))
 
 
 def measure_package(
@@ -144,7 +149,7 @@ def measure_package(
                 rows = packed if prefix is None else _after(prefix, some)
                 hidden[places[done : done + len(some)]] = forward(rows).float().cpu()
                 done += len(some)
-        return compare(reference, Answers(hidden @ model.head.T), texts)
+        return compare(reference, Answers(hidden.to(model.head.device) @ model.head.T), texts)
 
 
 def _by_prefix(texts: Sequence[Text], longest: int) -> dict[tuple[int, ...], list[int]]:
@@ -163,11 +168,11 @@ def _after(prefix: ConstantPrefix, texts: Sequence[Text]) -> PackedBatch:
 
 def judge_package(
     accuracy: Accuracy, checkpoint: Checkpoint, forward: Forward, bounds: BatchBounds,
-    prefixes: FullPrecision | None = None, ranks: Ranks | None = None,
+    prefixes: FullPrecision | None = None, ranks: Ranks | None = None, device: torch.device = CPU,
 ) -> dict[str, Any]:  # fmt: skip
     """What the manifest keeps; ArtifactError where the package is outside its budget. `ranks`: of its
-    searches, where texts are searched from."""
-    found = measure_package(model_of(checkpoint), forward, accuracy.texts.judge, bounds, prefixes)
+    searches, where texts are searched from; `device`: that float32 runs on."""
+    found = measure_package(model_of(checkpoint, device), forward, accuracy.texts.judge, bounds, prefixes)
     found = replace(found, ranks=ranks)
     if (reason := accuracy.budget.broken(found)) is not None:
         options = "--max-label-shift, --max-kl or --min-winners"

@@ -1,7 +1,7 @@
 """e4m3 of a decoder as it is, nothing rotated: its weights rounded with compensation on calibration texts, as
 engine.quant studies them. To nearest they lose half as much again.
 
-In float32 on the CPU: a minute for a small model.
+In float32: a minute for a small model on a CPU.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.build.emulation_device import CPU
 from engine.models.architecture import Architecture
 from engine.models.hopper_weights import Rounded
 from engine.models.plan import HOPPER_MATRICES, Plan
@@ -27,11 +28,12 @@ from engine.quant.texts import Text
 
 
 def compensate_e4m3(
-    a: Architecture, weights: Mapping[str, Tensor], plan: Plan, texts: Sequence[Text]
-) -> tuple[dict[str, Tensor], dict[int, Rounded]]:
-    """weights: the plain decoder's -> float32 on the CPU, what its rounded matrices stand for, and ones for
-    the norms that are folded into those; and the matrices themselves by layer, for prepare_weights."""
-    decoder = EmulatedDecoder(a, {name: tensor.float().cpu() for name, tensor in weights.items()})
+    a: Architecture, weights: Mapping[str, Tensor], plan: Plan, texts: Sequence[Text],
+    device: torch.device = CPU,
+) -> tuple[dict[str, Tensor], dict[int, Rounded]]:  # fmt: skip
+    """weights: the plain decoder's -> float32, what its rounded matrices stand for, and ones for the norms
+    that are folded into those; and the matrices themselves by layer, for prepare_weights. All on `device`."""
+    decoder = EmulatedDecoder(a, {name: tensor.to(device, torch.float32) for name, tensor in weights.items()})
     packed = pack([text.ids for text in texts])
     scheme: Scheme = "e4m3_static" if plan.scaling == "static" else "e4m3_token"
     shelf = prepare(decoder, packed, exact_rows(texts, len(packed.input_ids)), [scheme], "plain")[scheme]
@@ -45,10 +47,11 @@ def compensate_e4m3(
             matrix = shelf[index, kind]
             if getattr(layer, kind) != "fp8" or not isinstance(matrix, E4m3Matrix):
                 continue
-            matrices[name] = RoundedMatrix(matrix.weight, torch.tensor([matrix.weight_scale]))
+            scale = torch.tensor([matrix.weight_scale], device=device)
+            matrices[name] = RoundedMatrix(matrix.weight, scale)
             changed[f"layers.{index}.{MODULES[kind]}.weight"] = matrix.weight.float() * matrix.weight_scale
             if kind in NORMS:
-                changed[f"layers.{index}.{NORMS[kind]}.weight"] = torch.ones(a.hidden_size)
+                changed[f"layers.{index}.{NORMS[kind]}.weight"] = torch.ones(a.hidden_size, device=device)
             if matrix.scale is not None:
                 factors[name] = 1.0 / float(matrix.scale)
         if matrices:

@@ -19,6 +19,7 @@ from engine.build.calibration import calibrate
 from engine.build.compensated import compensate_e4m3
 from engine.build.compilation import compile_package, export_decoder
 from engine.build.cuda_beam_package import plan_beams, write_cuda_beam_packages
+from engine.build.emulation_device import ROUNDED, emulation_device, give_back
 from engine.build.gate_choice import choose_gate
 from engine.build.hopper_library import compile_kernels, finds_kernels
 from engine.build.integers import on_device, round_decoder
@@ -154,6 +155,7 @@ def write_planned_package(
         plan, prepared = _prepare_rotated(spec, plan, checkpoint, progress, texts, form)
     else:
         prepared = _prepare(spec, plan, checkpoint, weights, progress, texts)
+    give_back(device)
     if spec.beam is not None:
         plan = choose_gate(plan, architecture, prepared, spec.bounds, spec.beam)
     progress("exporting")
@@ -182,8 +184,8 @@ def _prepare(
     rounded: Mapping[int, Rounded] = {}
     if plan.quantises and texts:
         progress("rounding matrices")
-        changed, rounded = compensate_e4m3(checkpoint.architecture, checkpoint.weights, plan, texts)
-        device = torch.device(spec.device)
+        device, there = torch.device(spec.device), emulation_device(spec, checkpoint, ROUNDED)
+        changed, rounded = compensate_e4m3(checkpoint.architecture, checkpoint.weights, plan, texts, there)
         weights = {**weights, **{name: x.to(device, torch.bfloat16) for name, x in changed.items()}}
         rounded = on_device(rounded, device)
     if plan.quantises and plan.scaling == "static":
@@ -201,12 +203,12 @@ def _prepare_rotated(
     spec: BuildSpec, plan: Plan, checkpoint: Checkpoint, progress: Progress, texts: Sequence[Text], form: Form
 ) -> tuple[Plan, dict[str, Tensor]]:
     progress("calibrating")
-    device = torch.device(spec.device)
+    device, there = torch.device(spec.device), emulation_device(spec, checkpoint, ROUNDED)
     trusted = bool(texts or spec.calibration)
     texts = texts or [Text(tuple(ids)) for ids in _calibration_samples(spec, checkpoint)]
     made = round_decoder(
         checkpoint.architecture, checkpoint.weights, plan, spread(texts, CALIBRATION_TOKENS),
-        trusted=trusted, say=progress, form=form,
+        trusted=trusted, say=progress, form=form, device=there,
     )  # fmt: skip
     weights = {name: tensor.to(device) for name, tensor in made.weights.items()}
     prepared = prepare_weights(

@@ -1,8 +1,8 @@
 """The int8 half of a build: the decoder rotated, its matrices rounded on calibration texts, by layer as the
 kernels take them.
 
-All in float32 on the CPU, by engine.quant: minutes for a small model. Without texts of the user's own,
-weights are rounded to nearest and channels rotated as they are: random tokens say nothing about either.
+All in float32, by engine.quant: minutes for a small model on a CPU. Without texts of the user's own, weights
+are rounded to nearest and channels rotated as they are: random tokens say nothing about either.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.build.emulation_device import CPU
 from engine.models.architecture import Architecture
 from engine.models.hopper_weights import Rounded
 from engine.models.plan import HOPPER_MATRICES, LayerPlan, Plan, Precision
@@ -55,11 +56,13 @@ def round_decoder(
     trusted: bool,
     say: Callable[[str], None],
     form: Form = "stream",
+    device: torch.device = CPU,
 ) -> Integers:
     """weights: the plain decoder's; texts: to calibrate on, `trusted` where the user gave them; form: what is
-    rotated, "heads" alone where no matrix that reads the stream is int8.
+    rotated, "heads" alone where no matrix that reads the stream is int8. Computed on `device`, which keeps
+    the tensors that are returned.
     """
-    wide = {name: tensor.float().cpu() for name, tensor in weights.items()}
+    wide = {name: tensor.to(device, torch.float32) for name, tensor in weights.items()}
     packed = pack([text.ids for text in texts])
     exact = exact_rows(texts, len(packed.input_ids))
     axes = None
@@ -100,7 +103,7 @@ def _by_kernels(matrices: Mapping[str, Matrix]) -> Rounded:
     for kind, name in HOPPER_MATRICES.items():
         matrix = matrices[kind]
         if isinstance(matrix, E4m3Matrix) and matrix.scale is not None:
-            integers[name] = RoundedMatrix(matrix.weight, torch.tensor([matrix.weight_scale]))
+            integers[name] = RoundedMatrix(matrix.weight, _one(matrix))
             factors[name] = 1.0 / float(matrix.scale)
         if not isinstance(matrix, Int8Matrix):
             continue
@@ -111,8 +114,13 @@ def _by_kernels(matrices: Mapping[str, Matrix]) -> Rounded:
         elif isinstance(rule, ExactRows):
             factors[name] = None
         elif isinstance(rule, StaticHeads):
-            factors[name] = 1.0 / rule.scales
+            factors[name] = 1.0 / rule.scales.cpu()
     return Rounded(integers, Factors(**factors))
+
+
+def _one(matrix: E4m3Matrix) -> Tensor:
+    """float32[1]: its scale."""
+    return torch.tensor([matrix.weight_scale], device=matrix.weight.device)
 
 
 def on_device(rounded: Mapping[int, Rounded], device: torch.device) -> dict[int, Rounded]:

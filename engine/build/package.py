@@ -28,6 +28,7 @@ from engine.build.beam_parity import measure_beam
 from engine.build.compilation import compile_package, export_decoder
 from engine.build.compiler import CompilerCheck, require_compiler
 from engine.build.cuda_package import write_cuda_package
+from engine.build.emulation_device import COMPARED, emulation_device
 from engine.build.native import build_native, default_cache
 from engine.build.parity import measure_parity
 from engine.build.spec import BuildSpec
@@ -175,7 +176,8 @@ def _measure(
             prefixes = FullPrecision(partial(_prefix, spec, checkpoint, weights), pool.most_constant)
         judged = None
         if accuracy is not None:
-            judged = judge_package(accuracy, checkpoint, forward, spec.bounds, prefixes, ranks)
+            there = emulation_device(spec, checkpoint, COMPARED)
+            judged = judge_package(accuracy, checkpoint, forward, spec.bounds, prefixes, ranks, there)
         checkpoint.reference.to(spec.device)
         narrow = "int8" if plan is not None and plan.rotated else "fp8"
         precision = narrow if plan is not None and plan.quantises else spec.dtype_name

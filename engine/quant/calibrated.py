@@ -50,11 +50,11 @@ def best_head_scales(values: Tensor, num_heads: int) -> Tensor:
         largest = float(x.abs().max())
 
         def error(fraction: float, x: Tensor = x, largest: float = largest) -> float:
-            scale = torch.tensor(max(fraction * largest / LARGEST, MIN_SCALE))
+            scale = x.new_tensor(max(fraction * largest / LARGEST, MIN_SCALE))
             return float((round_int8(x, scale).float() * scale - x).square().mean())
 
         scales.append(max(_smallest(FRACTIONS, error) * largest / LARGEST, MIN_SCALE))
-    return torch.tensor(scales)
+    return torch.tensor(scales, device=values.device)
 
 
 def _smallest(grid: Tensor, error: Callable[[float], float]) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from engine.ops.portable.quantised import E4M3, E4M3_MAX, MIN_SCALE, quantise_per_token, quantise_static
@@ -46,5 +45,7 @@ def make_e4m3(weight: Tensor, hessian: Tensor | Compensation | None, largest: fl
         return (column / weight_scale).clamp(-E4M3_MAX, E4M3_MAX).to(E4M3).float() * weight_scale
 
     rounded = rounding(weight) if hessian is None else compensate(weight, hessian, rounding)
-    scale = None if largest is None else torch.tensor([max(HEADROOM * largest / E4M3_MAX, MIN_SCALE)])
+    scale = None
+    if largest is not None:
+        scale = weight.new_tensor([max(HEADROOM * largest / E4M3_MAX, MIN_SCALE)])
     return E4m3Matrix((rounded / weight_scale).to(E4M3), weight_scale, scale)

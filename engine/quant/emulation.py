@@ -1,4 +1,4 @@
-"""A whole decoder in plain torch on the CPU, each of its matrices under a scheme of its own.
+"""A whole decoder in plain torch, each of its matrices under a scheme of its own; where its weights are.
 
 An emulation: sums of integers are the device's to the bit, everything else is float32 and rounded to bf16
 where a device stores bf16 (`carrier`). Tokens that `exact` marks (a constant prefix) go through float32
@@ -8,7 +8,7 @@ matrices. Slow on purpose: a reference to measure with, not to serve with.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -60,6 +60,10 @@ class EmulatedDecoder:
         places = [(layer, kind) for layer in range(architecture.num_layers) for kind in MODULES]
         self.plain = {place: Float32Matrix(self.folded(place)) for place in places}
 
+    @property
+    def device(self) -> torch.device:
+        return self._unrotate.device
+
     def folded(self, place: Place) -> Tensor:
         """float32[N, K]: a matrix with the norm before it folded in."""
         layer, kind = place
@@ -69,7 +73,12 @@ class EmulatedDecoder:
         return weight * self._weights[f"layers.{layer}.{NORMS[kind]}.weight"].float()
 
     def begin(self, packed: PackedBatch, exact: Tensor | None = None) -> tuple[Stream, Batch]:
-        """The stream at the first layer."""
+        """The stream at the first layer; the tokens may be elsewhere than the decoder."""
+        ids, positions, borders = (
+            tensor.to(self.device) for tensor in (packed.input_ids, packed.positions, packed.cu_seqlens)
+        )
+        packed = replace(packed, input_ids=ids, positions=positions, cu_seqlens=borders)
+        exact = None if exact is None else exact.to(self.device)
         angles = packed.positions[:, None, None].float() * self._weights[INV_FREQ].float()
         scaling = self.architecture.rope.scaling
         x = self._store(self._weights[EMBEDDING][packed.input_ids].float())

@@ -69,7 +69,7 @@ class StaticHeads:
 
     def quantise(self, rows: Rows) -> tuple[Tensor, Tensor]:
         heads = rows.values.reshape(len(rows.values), len(self.scales), -1)
-        return round_int8(heads, self.scales[:, None]).flatten(1), torch.ones(1, 1)
+        return round_int8(heads, self.scales[:, None]).flatten(1), self.scales.new_ones(1, 1)
 
     def fold(self, weight: Tensor) -> Tensor:
         width = weight.shape[1] // len(self.scales)
@@ -87,7 +87,7 @@ class HadamardBlocks:
         return round_int8(blocks, scale).flatten(1), scale.squeeze(-1)
 
     def fold(self, weight: Tensor) -> Tensor:
-        return (weight.reshape(len(weight), -1, HADAMARD) @ hadamard(HADAMARD)).flatten(1)
+        return (weight.reshape(len(weight), -1, HADAMARD) @ hadamard(HADAMARD).to(weight.device)).flatten(1)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 LARGEST = 127.0
+SURE = 1024  # products of two int8 whose sum float32 holds
 MIN_SCALE = 1e-12  # a row of zeros keeps a scale that divides
 
 
@@ -38,8 +39,19 @@ def multiply(values: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor
     return total * weight_scale
 
 
+def sum_in_float32(values: Tensor, weight: Tensor) -> Tensor:
+    """int32[T, N] of int8[T, K] and int8[N, K], exact in any order: SURE products stay within 2^24."""
+    total = torch.zeros(len(values), len(weight), dtype=torch.int32, device=values.device)
+    for parts in zip(torch.split(values, SURE, 1), torch.split(weight, SURE, 1), strict=True):
+        some, theirs = (part.float() for part in parts)
+        total += (some @ theirs.T).int()
+    return total
+
+
 def _integer_product(values: Tensor, weight: Tensor) -> Tensor:
     """int32[T, N]. float64 holds every such sum exactly where the integer product does not serve."""
+    if values.is_cuda:
+        return sum_in_float32(values, weight)
     if values.shape[0] > 16 and values.shape[1] % 8 == 0 and weight.shape[0] % 8 == 0:
         product: Tensor = torch._int_mm(values, weight.T)
         return product

@@ -7,6 +7,7 @@ second moments of only one matrix are in memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -31,17 +32,15 @@ def prepare(
     shelf: Shelf = {scheme: {} for scheme in schemes}
     heads = decoder.architecture.num_heads
     left_out = {scheme: unserved(scheme, decoder.architecture, form) for scheme in schemes}
+    kept = None if exact is None else ~exact.to(decoder.device)
 
     def make(layer: int, kind: str, rows: Rows) -> None:
         place = (layer, kind)
-        used = rows if exact is None else rows.take(~exact)
+        used = rows if kept is None else rows.take(kept)
         served: dict[Scheme, Scheme] = {each: "bf16" if kind in left_out[each] else each for each in schemes}
         # A checkpoint's own bf16 is rounded to nearest, as it was published; a rotated one is not that.
         careful = {each: compensated and (each != "bf16" or decoder.rotated) for each in served.values()}
-        known = None
-        if any(careful.values()):
-            inputs = used.inputs
-            known = Compensation(inputs.T @ inputs)
+        known = cache(lambda: Compensation(used.inputs.T @ used.inputs))
         weight = decoder.plain[place].weight
         made = {
             each: make_matrix(each, kind, weight, used, heads, compensated=careful[each], known=known)
@@ -61,11 +60,12 @@ def principal_axes(decoder: EmulatedDecoder, packed: PackedBatch, exact: Tensor 
     """float64[H, H]: directions of the normed residual, columns, over all of the decoder's norms; the ones
     that most of it goes along first. `decoder`: the plain one."""
     size = decoder.architecture.hidden_size
-    moments = torch.zeros(size, size, dtype=torch.float64)
+    moments = torch.zeros(size, size, dtype=torch.float64, device=decoder.device)
+    kept = None if exact is None else ~exact.to(decoder.device)
 
     def add(_layer: int, kind: str, rows: Rows) -> None:
         if kind in STREAM:
-            inputs = (rows if exact is None else rows.take(~exact)).inputs
+            inputs = (rows if kept is None else rows.take(kept)).inputs
             moments.add_((inputs.T @ inputs).double() / len(inputs))
 
     with torch.inference_mode():

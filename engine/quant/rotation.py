@@ -6,7 +6,8 @@
 
 RMSNorm without a bias passes any rotation, for it only knows the row's length; rope and head norms act on q
 and k, which are rotated nowhere. What the package returns, and so every head on top of it with its tied
-embedding or label rows, is that of the plain model. Sums in float64, results in float32.
+embedding or label rows, is that of the plain model. Sums in float64, results in float32,
+on the weights' device.
 """
 
 from __future__ import annotations
@@ -105,11 +106,14 @@ def rotate(
     """
     if (reason := why_not(weights)) is not None:
         raise ValueError(reason)
-    a = architecture
-    stream = torch.eye(a.hidden_size, dtype=torch.float64) if still else flat_orthogonal(a.hidden_size, seed)
+    a, device = architecture, weights[EMBEDDING].device
+    if still:
+        stream = torch.eye(a.hidden_size, dtype=torch.float64, device=device)
+    else:
+        stream = flat_orthogonal(a.hidden_size, seed).to(device)
     if axes is not None:
         stream = axes.double() @ stream
-    head = flat_orthogonal(a.head_dim, seed + 1)
+    head = flat_orthogonal(a.head_dim, seed + 1).to(device)
 
     def wide(name: str) -> Tensor:
         return weights[name].double()
@@ -121,14 +125,14 @@ def rotate(
             rotated[f"{prefix}{reader}.weight"] = (
                 wide(f"{prefix}{reader}.weight") * wide(f"{prefix}{norm}.weight")
             ) @ stream
-            rotated[f"{prefix}{norm}.weight"] = torch.ones(a.hidden_size)
+            rotated[f"{prefix}{norm}.weight"] = torch.ones(a.hidden_size, device=device)
         for writer in ("output", "down"):
             rotated[f"{prefix}{writer}.weight"] = stream.T @ wide(f"{prefix}{writer}.weight")
             if (bias := f"{prefix}{writer}.bias") in weights:
                 rotated[bias] = wide(bias) @ stream
         _rotate_heads(rotated, prefix, weights, a, head)
         rotated |= {name: tensor.float() for name, tensor in rotated.items() if name.startswith(prefix)}
-    rotated[FINAL_NORM] = torch.ones(a.hidden_size)
+    rotated[FINAL_NORM] = torch.ones(a.hidden_size, device=device)
     kept = {name: tensor.float() for name, tensor in weights.items() if name not in rotated}
     return Rotated(kept | rotated, (stream.T * wide(FINAL_NORM)).float())
 

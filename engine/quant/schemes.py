@@ -13,6 +13,7 @@ stream        both rotated: int8 for all
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, get_args
 
 from torch import Tensor
@@ -60,16 +61,16 @@ def unserved(scheme: Scheme, architecture: Architecture, form: Form | None = Non
 
 def make_matrix(
     scheme: Scheme, kind: str, weight: Tensor, rows: Rows, num_heads: int, *, compensated: bool = True,
-    known: Compensation | None = None,
+    known: Callable[[], Compensation] | None = None,
 ) -> Matrix:  # fmt: skip
-    """weight float32[N, K] with norms (and rotations) folded in; `rows`: its calibration inputs, `known` what
-    they say about rounding, where that is at hand."""
+    """weight float32[N, K] with norms (and rotations) folded in; `rows`: its calibration inputs,
+    `known`: what they say about rounding, worked out when it is first asked for."""
     plain = rows.inputs
 
     def hessian(inputs: Tensor) -> Tensor | Compensation | None:
         if not compensated:
             return None
-        return known if inputs is plain and known is not None else inputs.T @ inputs
+        return known() if inputs is plain and known is not None else inputs.T @ inputs
 
     if scheme == "bf16":
         known_here = hessian(plain)

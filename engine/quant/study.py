@@ -1,6 +1,6 @@
 """The accuracy half of a build: every scheme measured on texts, a plan chosen within a budget. No GPU needed.
 
-All numbers are of an emulation on the CPU, speeds of the times that it is given, and say so. Calibration,
+All numbers are of an emulation, speeds of the times that it is given, and say so. Calibration,
 choice and judgement use disjoint requests.
 """
 
@@ -24,7 +24,7 @@ from engine.quant.serving import Serving
 from engine.quant.texts import Text, spread
 from engine.quant.times import Times
 
-METHOD = "emulated on a CPU in plain torch: integer sums exact, tensors stored in bf16"
+METHOD = "emulated in plain torch: integer sums exact, tensors stored in bf16"
 CHOOSE_TOKENS, JUDGE_TOKENS = 8192, 32768  # a measurement takes a core 6 ms a token for 100 million weights
 PLAIN = Family("bf16", "plain", {})
 Say = Callable[[str], None]

@@ -103,6 +103,7 @@ def act_clock(patch: pytest.MonkeyPatch) -> list[str]:
         return replace(estimate_times(architecture), source="measured on a device")
 
     patch.setattr(engine.build.accuracy, "find_times", find)
+    patch.setattr(engine.build.accuracy, "emulation_device", lambda *_: torch.device("cpu"))
     return asked
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.quant.integers import multiply, round_int8
+from engine.quant.integers import multiply, round_int8, sum_in_float32
 
 
 def random_int8(*shape: int, seed: int) -> torch.Tensor:
@@ -37,6 +37,17 @@ def test_blocks_have_their_own_scales() -> None:
 def test_the_largest_sum_does_not_wrap() -> None:
     values = torch.full((32, 8192), -127, dtype=torch.int8)
     assert multiply(values, torch.ones(1, 1), values[:8], torch.ones(8)).unique().tolist() == [8192 * 127**2]
+
+
+def test_float32_holds_the_sums_that_it_is_given() -> None:
+    """What a device multiplies with: random ones of many columns, and the largest that there are."""
+    values, weight = random_int8(19, 3000, seed=6), random_int8(7, 3000, seed=7)
+    assert torch.equal(sum_in_float32(values, weight), (values.long() @ weight.long().T).int())
+    values = torch.full((4, 8192), -128, dtype=torch.int8)
+    values[:, 1::2] = 127
+    weight = torch.full((2, 8192), -128, dtype=torch.int8)
+    assert torch.equal(sum_in_float32(values, weight), (values.long() @ weight.long().T).int())
+    assert sum_in_float32(weight, weight).unique().tolist() == [8192 * 128**2]
 
 
 def test_rounding_is_to_even_and_saturates_as_instructions_do() -> None:
