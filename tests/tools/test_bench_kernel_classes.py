@@ -46,6 +46,9 @@ NAMES = {
         "void at::native::index_elementwise_kernel<128, 4, at::native::gpu_index_kernel<...>>",
         "void at::native::sbtopk::gatherTopK<float, unsigned int, 2, false>",
         "void cub::DeviceRadixSortOnesweepKernel<...>",
+        "exact_logits",
+        "corrected_keys",
+        "rescored",
     ),
     "copy": (
         "Memcpy HtoD (Pinned -> Device)",

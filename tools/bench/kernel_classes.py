@@ -23,7 +23,8 @@ _TABLE = tuple(
         ),
         (
             "select",
-            r"\bcandidates|\branks|_maxima|_floor\b|row_scores|hot_chunks|_beam_(follow|advance|positions)",
+            r"\bcandidates|\branks|_maxima|_floor\b|row_scores|hot_chunks|_beam_(follow|advance|positions)"
+            r"|\bexact_logits|\bcorrected_keys|\brescored",
         ),
         ("select", r"\brows_kernel|embedding|gather|scatter|index|top_?k|sort|select|frontier|argmax|scan"),
         ("norm", r"norm|rsqrt|_rope"),

@@ -1,6 +1,6 @@
 """boundgen::beam_rescore: the best continuations by an 8-bit head, scored again by the exact one.
 
-    x[p]        = hidden[s, b] · head[v]                     p = (b, v) of the pool; sums in float32
+    x[p]        = hidden[s, b] · head[v]         p = (b, v) of the pool; float32 sums; x8[p]: of 8 bits
     norm'[s, b] = norm + log(1 + sum over b's p of (e^(x[p] - norm) - e^(x8[p] - norm)))
     score[p]    = (x[p] - norm') + scores[s, b]
     answer[s]   = the first `count` of (score down, b up, v up)

@@ -136,7 +136,7 @@ def test_a_search_is_studied_for_the_matrices_that_its_device_narrows(
 
 
 def test_a_head_that_loses_winners_stays_as_it_is(model: Model, sets: TextSets, times: Times) -> None:
-    """Chosen apart from the matrices: that of SmolLM2 alone loses a third of the winners."""
+    """Chosen apart from the matrices."""
     searching = TextSets(*(tuple(replace(text, labels=(), search=(12, 3)) for text in part) for part in (
         sets.calibrate, sets.choose, sets.judge,
     )))  # fmt: skip
