@@ -19,18 +19,21 @@ from tools.errors import UserError
 DEMO = "demo"  # texts of our own making: 208 relevance requests of three products, 320 searches
 
 
-def read_calibration(name: str | None, pipelines: Sequence[Path], budget: Budget) -> Calibration | None:
-    """`name`: a file, or "demo" for what the demo ships. UserError where the pipeline is missing."""
+def read_calibration(
+    name: str | None, pipelines: Sequence[Path], budget: Budget, option: str = "--calibrate"
+) -> Calibration | None:
+    """`name`: a file, or "demo" for what the demo ships. UserError where the pipeline is missing; `option`:
+    what the name was given as."""
     if name is None:
         if pipelines:
-            raise UserError("--pipeline goes with --calibrate, which names the requests")
+            raise UserError(f"--pipeline goes with {option}, which names the requests")
         return None
     if name == DEMO:
         shipped = [Path(str(files("configs").joinpath(f"{each}.yaml"))) for each in ("relevance", "intent")]
         path = Path(str(files("tools.demo").joinpath("calibration.jsonl")))
         return Calibration(path, tuple(map(read_pipeline, pipelines or shipped)), budget)
     if not pipelines:
-        raise UserError(f"--calibrate = {name!r}: needs --pipeline, whose template makes its requests texts")
+        raise UserError(f"{option} = {name!r}: needs --pipeline, whose template makes its requests texts")
     return Calibration(Path(name), tuple(map(read_pipeline, pipelines)), budget)
 
 

@@ -43,7 +43,8 @@ def read_lines(path: Path, pipelines: Collection[str]) -> list[RequestLine]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("calibrate", str(path), f"cannot be read: {error}") from None
+        reason = getattr(error, "strerror", error)
+        raise ConfigError("calibrate", str(path), f"cannot be read: {reason}") from None
     requests: list[RequestLine] = []
     for number, line in enumerate(lines, start=1):
         if line.strip() and len(requests) < MOST_REQUESTS:

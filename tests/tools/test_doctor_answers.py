@@ -82,6 +82,30 @@ def test_an_artifact_that_is_none(doctor: Any, tmp_path: Path, place: str, missi
     assert "--model" not in finding["mend"]
 
 
+@pytest.mark.parametrize(
+    ("texts", "options", "said"),
+    [
+        ("away.jsonl", ("--pipeline", "pair.yaml"), "TEXTS = '{folder}/away.jsonl': cannot be read"),
+        ("garbled.jsonl", ("--pipeline", "pair.yaml"), "TEXTS = '{folder}/garbled.jsonl, line 1'"),
+        ("away.jsonl", (), "TEXTS = '{folder}/away.jsonl': needs --pipeline"),
+        (None, ("--pipeline", "pair.yaml"), "--pipeline goes with TEXTS"),
+    ],
+)
+def test_errors_name_what_was_typed(
+    tmp_path: Path, tiny_causal: Any, texts: str | None, options: tuple[str, ...], said: str
+) -> None:
+    """No option of build, which reads such texts too."""
+    (tmp_path / "pair.yaml").write_text(PIPELINE)
+    (tmp_path / "garbled.jsonl").write_text("{\n")
+    given = [str(tmp_path / each) for each in ([] if texts is None else [texts])]
+    places = [str(tmp_path / each) if each.endswith("yaml") else each for each in options]
+    command = ["doctor", str(tiny_causal.artifact), *given, *places]
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, command)
+    assert result.exit_code in (1, 2)
+    assert said.format(folder=tmp_path) in result.output
+    assert "calibrate" not in result.output
+
+
 def test_an_artifact_without_texts(tmp_path: Path) -> None:
     result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["doctor", str(tmp_path)])
     assert result.exit_code == 2

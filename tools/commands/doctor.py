@@ -21,7 +21,7 @@ from engine.errors import ConfigError
 from engine.pipeline import read_pipeline
 from engine.quant.budget import Budget
 from tools.accuracy import read_calibration
-from tools.doctor.answers import check_answers
+from tools.doctor.answers import TEXTS, check_answers
 from tools.doctor.broker import Stream, check_broker
 from tools.doctor.findings import Finding, Level, fail
 from tools.doctor.machine import check_compiler, check_cuda, check_packages, check_python, check_room
@@ -70,7 +70,8 @@ def doctor(
     """
     console = Console(highlight=False, soft_wrap=True)
     findings = []
-    calibration = read_calibration(texts, pipeline or [], Budget(max_label_shift, max_kl, min_winners))
+    budget = Budget(max_label_shift, max_kl, min_winners)
+    calibration = read_calibration(texts, pipeline or [], budget, TEXTS)
     if calibration is not None and config is None:
         raise UserError("TEXTS go with an artifact")
     if calibration is None and config is not None and config.is_dir():

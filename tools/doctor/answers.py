@@ -21,6 +21,8 @@ from engine.models.checkpoint import load_checkpoint
 from engine.quant.agreement import Agreement
 from tools.doctor.findings import Finding, fail, ok
 
+TEXTS = "TEXTS"  # the argument, as its help calls it
+
 
 def check_answers(folder: Path, model: Path | None, calibration: Calibration) -> Iterator[Finding]:
     """One finding: inside the budget or not, or why that cannot be said. `model`: the checkpoint, where it is
@@ -35,7 +37,7 @@ def check_answers(folder: Path, model: Path | None, calibration: Calibration) ->
         calibration.check()
         artifact = Artifact.open(folder, device="cuda" if torch.cuda.is_available() else "cpu")
     except ConfigError as error:
-        yield fail("answers", str(error), "mend it, or give other texts or another --pipeline")
+        yield fail("answers", typed(error), "mend it, or give other texts or another --pipeline")
         return
     except ArtifactError as error:
         yield fail("answers", str(error), "copy it again, or build it on a machine like this one")
@@ -44,7 +46,7 @@ def check_answers(folder: Path, model: Path | None, calibration: Calibration) ->
         found = measure_artifact(artifact, model, calibration)
     except (ArtifactError, ConfigError) as error:
         yield fail(
-            "answers", str(error), "name the checkpoint with --model, the texts' template with --pipeline"
+            "answers", typed(error), "name the checkpoint with --model, the texts' template with --pipeline"
         )
         return
     detail = f"{folder}: {describe(found)}"
@@ -53,6 +55,13 @@ def check_answers(folder: Path, model: Path | None, calibration: Calibration) ->
         yield fail("answers", f"{detail}: {reason}", mend)
     else:
         yield ok("answers", detail)
+
+
+def typed(error: ArtifactError | ConfigError) -> str:
+    """The error with the name that doctor's arguments have, where build has an option for the same."""
+    if isinstance(error, ConfigError) and error.key == "calibrate":
+        return str(ConfigError(TEXTS, error.value, error.reason, error.file))
+    return str(error)
 
 
 def describe(found: Agreement) -> str:
