@@ -14,7 +14,8 @@ from itertools import takewhile
 
 from torch import Tensor
 
-from engine.packed import PackedBatch, Segment, pack_segments
+from engine.demand import Demand
+from engine.packed import BatchBounds, PackedBatch, Segment, pack_segments
 
 Ids = tuple[int, ...]
 
@@ -142,6 +143,13 @@ class Prefixes:
         found = split(samples, constant, self.rules)
         saved = found.saved
         return num_tokens - saved.constant - saved.request, len(samples) + bool(found.shared)
+
+    def demand(self, samples: Sequence[Ids], bounds: BatchBounds) -> Demand:
+        """What one request takes of a batch within `bounds`: a prefix counts as a sample where there may be
+        no room for it beside all of them."""
+        num_tokens, num_segments = self.count(samples)
+        has_room = self.most_segments is None or self.most_segments >= bounds.segments
+        return Demand(num_tokens, len(samples) if has_room else num_segments)
 
     def _within(self, splits: list[Split]) -> list[Split]:
         if self.most_segments is None:

@@ -75,7 +75,7 @@ class Prefill(Node):
         # One more than lanes: a lane finds its next batch ready instead of waiting for encoder and worker.
         self.capacity = Capacity(built.tokens, built.samples, opened.lanes.num_lanes + 1)
         self.cost = opened.lanes.cost
-        self._has_room = opened.lanes.most_segments >= built.segments  # for prefixes beside all samples
+        self._bounds = built
 
     def run(self, requests: Sequence[tuple[Any, ...]]) -> Sequence[object]:
         results: list[object] = [self._check(tokens) for (tokens,) in requests]
@@ -93,9 +93,7 @@ class Prefill(Node):
         return results
 
     def demand(self, inputs: tuple[Any, ...]) -> Demand:
-        samples = inputs[0].ids
-        num_tokens, num_segments = self._prefixes.count(samples)
-        return Demand(num_tokens, len(samples) if self._has_room else num_segments)
+        return self._prefixes.demand(inputs[0].ids, self._bounds)
 
     def _value(self, columns: tuple[Tensor, ...]) -> object:
         for column in columns:

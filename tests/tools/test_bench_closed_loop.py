@@ -52,6 +52,20 @@ def test_batches_stay_within_the_bounds_and_requests_in_order() -> None:
     assert {batch.num_tokens for batch in tokens.batches} <= {45, 90}
 
 
+def test_a_batch_takes_what_the_worker_would_take() -> None:
+    """By tokens that are computed: two of these requests have 164 and compute 84, within 100."""
+    requests = [[(1,) * 40 + (2,), (1,) * 40 + (3,)]]
+    shared, whole = NotingPool(), NotingPool()
+    load = loop(shared, requests, 2, prefixes=Prefixes(None, SHARE_ALL))
+    loop(whole, requests, 2)
+    assert {batch.num_samples for batch in shared.batches} == {4}
+    assert {batch.num_samples for batch in whole.batches} == {2}
+    assert load.batch_requests == 2
+    full = NotingPool()  # no room for prefixes beside the samples: a prefix takes the place of one
+    loop(full, requests, 2, prefixes=Prefixes(None, SHARE_ALL, most_segments=BOUNDS.samples))
+    assert {batch.num_samples for batch in full.batches} == {2}
+
+
 def test_never_more_requests_than_are_in_flight() -> None:
     pool = NotingPool()
     load = loop(pool, [[(1, 2, 3), (1, 2, 4)]], 1, prefixes=Prefixes(None, SHARE_ALL))

@@ -1,21 +1,25 @@
-"""Closed loop on the engine alone: N requests in flight, each a new one when its answer is there."""
+"""Closed loop on the engine alone: N requests in flight, each a new one when its answer is there.
+
+Batches are formed by the worker's own queue, of what requests take as its prefill nodes count it.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from threading import Condition
 
 from torch import Tensor
 
+from engine.demand import Demand
 from engine.packed import BatchBounds
 from engine.prefixes import Ids, Prefixes
 from engine.runtime.lanes import LanePool
+from worker.batching import RequestQueue
 
 Request = Sequence[Ids]
 Head = Callable[[Tensor], tuple[Tensor, ...]]
@@ -59,22 +63,25 @@ def run_closed_loop(
 ) -> Load:
     """A batch takes what waits, up to the bounds, as soon as a lane is free. `prefixes`: how it is packed."""
     packing, waiting, numbers = prefixes or Prefixes(), _Waiting(bounds), count()
+    demands = [packing.demand(request, bounds) for request in requests]
     began = time.monotonic()
     stop = began + seconds
 
     def put(times: int) -> None:
         for _ in range(times):
-            waiting.put(requests[next(numbers) % len(requests)])
+            number = next(numbers)
+            place = number % len(requests)
+            waiting.put(_Asked(number, demands[place], requests[place]))
 
     def serve() -> list[Batch]:
         batches = []
         while time.monotonic() < stop:
             if not (taken := waiting.take()):
                 continue
-            packed, saved = packing.pack([request for _, request in taken])
+            packed, saved = packing.pack([each.request for each in taken])
             pool.executor.submit(pool.run, packed, head).result()
             spared = sum(each.constant + each.request for each in saved)
-            since = [arrived for arrived, _ in taken]
+            since = [each.since for each in taken]
             batches.append(Batch(time.monotonic(), since, packed.num_tokens, spared))
             put(len(taken))
         return batches
@@ -105,31 +112,33 @@ def summarise(batches: Sequence[Batch], in_flight: int, warm: float) -> Load:
     )
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A request as the queue knows it."""
+
+    arrival: int
+    demand: Demand
+    request: Request
+    since: float = field(default_factory=time.monotonic)
+    priority: int = 0
+    expires_ms: int | None = None
+
+
 class _Waiting:
-    """Requests in the order in which they came, with the time when they did."""
+    """The worker's queue, for several threads."""
 
     def __init__(self, bounds: BatchBounds) -> None:
-        self._bounds = bounds
-        self._requests: deque[tuple[float, Request]] = deque()
+        self._budget = Demand(bounds.tokens, bounds.samples)
+        self._queue: RequestQueue[_Asked] = RequestQueue()
         self._changed = Condition()
 
-    def put(self, request: Request) -> None:
+    def put(self, asked: _Asked) -> None:
         with self._changed:
-            self._requests.append((time.monotonic(), request))
+            self._queue.push(asked)
             self._changed.notify()
 
-    def take(self) -> list[tuple[float, Request]]:
-        """The first that fit the bounds together, saved tokens counted too: where prefixes save many, fewer
-        than a worker would take. Waits 10 ms for the first."""
-        taken: list[tuple[float, Request]] = []
-        tokens = samples = 0
+    def take(self) -> list[_Asked]:
+        """The next batch. Waits 10 ms for its first."""
         with self._changed:
-            self._changed.wait_for(lambda: self._requests, 0.01)
-            while self._requests:
-                request = self._requests[0][1]
-                tokens, samples = tokens + sum(map(len, request)), samples + len(request)
-                over = tokens > self._bounds.tokens or samples > self._bounds.samples
-                if taken and over:
-                    break
-                taken.append(self._requests.popleft())
-        return taken
+            self._changed.wait_for(lambda: len(self._queue) > 0, 0.01)
+            return self._queue.form(self._budget)
