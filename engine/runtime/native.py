@@ -7,6 +7,9 @@ serves all of them. Any thread.
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
@@ -19,10 +22,13 @@ from torch import Tensor
 import engine.ops.hopper.stack  # registers what packages of the hopper path call
 import engine.ops.packed_attention  # registers the schema that the library's kernels attach to
 import engine.ops.portable.kept_attention  # noqa: F401 -- what packages of searches call on CUDA
+from engine.disk import is_full
+from engine.errors import ArtifactError
 from engine.ops import beam_attention  # likewise
 
 LIBRARY = "native.so"
 BEAM_LIBRARY = "beam.so"
+_UNPACKED = re.compile(r"to destination file (\S+?/aotinductor_\w+)/")  # of torch's message when that fails
 _loading = Lock()  # registering a class twice would abort the second artifact
 _opening = Lock()  # torch's loader of packages crashed once when two threads were in it
 
@@ -61,9 +67,22 @@ def load_beam_native(path: Path) -> None:
 
 
 def open_runner(package: Path, device_index: int) -> Runner:
-    """A runner of its own over `package` (-1: CPU, or the current device); `load_native` comes first."""
-    with _opening:
-        return cast(Runner, torch.classes.boundgen_runtime.Runner(str(package), device_index))
+    """A runner of its own over `package` (-1: CPU, or the current device); `load_native` comes first.
+
+    ArtifactError where torch has no room to unpack it, which it does in the folder for temporary files.
+    """
+    try:
+        with _opening:
+            return cast(Runner, torch.classes.boundgen_runtime.Runner(str(package), device_index))
+    except RuntimeError as error:
+        begun = _UNPACKED.search(str(error))
+        if begun is None and not is_full(error):
+            raise
+        if begun is not None:  # it would stay, more with every start of a worker
+            shutil.rmtree(begun[1], ignore_errors=True)
+        reason = f"cannot be unpacked in {os.environ.get('TMPDIR', '/tmp')}, as where a disk is full"
+        mend = "make room there, or name another folder by the environment variable TMPDIR"
+        raise ArtifactError(f"{package}: {reason}; {mend}") from error
 
 
 def _is_loaded() -> bool:

@@ -12,7 +12,7 @@ from engine.pipeline import ArtifactStore, Pipeline, PipelineConfig, read_pipeli
 from tools.doctor.findings import Finding, fail, ok, warn
 from worker.config import WorkerConfig
 
-MEND = "build it on a machine like this one: boundgen build --help"
+MEND = "as it says, or build it on a machine like this one: boundgen build --help"
 
 
 def check_serving(config: WorkerConfig) -> Iterator[Finding]:
@@ -70,7 +70,8 @@ def _check_artifact(store: ArtifactStore, name: str, users: list[str], told: set
     except ArtifactError as error:
         told.add(str(error))
         needed = f"pipelines that need it: {', '.join(users)}" if users else "no pipeline needs it"
-        return fail("artifact", f"{error}; {needed}", MEND)
+        said = str(error) if repr(name) in str(error) else f"artifact {name!r}: {error}"
+        return fail("artifact", f"{said}; {needed}", MEND)
     made = artifact.manifest
     detail = f"{name}: {made.family}, {made.dtype}, {made.device} {made.device_arch}, torch {made.torch}"
     return ok("artifact", f"{detail}; digests match ({artifact.digest[:12]})")
