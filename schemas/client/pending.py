@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 
-from schemas.client.errors import ClientError, ReplyDecodeError, ReplyTimeout
+from schemas.client.errors import ClientError, MissingRepliesError, ReplyDecodeError, ReplyTimeout
 from schemas.codec import DecodeError, decode_reply
 from schemas.messages import Reply
 
@@ -53,6 +53,23 @@ class Pending:
         else:
             self._future.set_exception(reply)
             self._future.exception()  # retrieved: nobody is obliged to await it
+
+
+async def collect_replies(handles: Iterable[Pending]) -> AsyncIterator[Reply]:
+    """The replies as they come. Requests without one are told of at the end, by MissingRepliesError."""
+    done: asyncio.Queue[Pending] = asyncio.Queue()
+    num_handles = 0
+    for num_handles, handle in enumerate(handles, start=1):  # noqa: B007 - the last count is used
+        handle.on_done(done.put_nowait)
+    errors: dict[str, ClientError] = {}
+    for _ in range(num_handles):
+        handle = await done.get()
+        if handle.error is not None:
+            errors[handle.id] = handle.error
+        else:
+            yield await handle.reply()
+    if errors:
+        raise MissingRepliesError(errors)
 
 
 class PendingTable:

@@ -19,9 +19,9 @@ from typing import Any, Self
 
 from aiokafka.errors import KafkaError
 
-from schemas.client.errors import ClientClosedError, ClientError, MissingRepliesError, SendError
+from schemas.client.errors import ClientClosedError, ClientError, SendError
 from schemas.client.log_limit import LogLimit
-from schemas.client.pending import Pending, PendingTable
+from schemas.client.pending import Pending, PendingTable, collect_replies
 from schemas.client.redis_deadlines import RedisDeadlines
 from schemas.client.replies import ReplyReader
 from schemas.client.samples import AnySample, build_request
@@ -213,21 +213,9 @@ class Client:
         acknowledged.add_done_callback(lambda future: self._acknowledged(pending, topic, future))
         return pending
 
-    async def collect(self, handles: Iterable[Pending]) -> AsyncIterator[Reply]:
+    def collect(self, handles: Iterable[Pending]) -> AsyncIterator[Reply]:
         """The replies as they come. Requests without one are told of at the end, by MissingRepliesError."""
-        done: asyncio.Queue[Pending] = asyncio.Queue()
-        num_handles = 0
-        for num_handles, handle in enumerate(handles, start=1):  # noqa: B007 - the last count is used
-            handle.on_done(done.put_nowait)
-        errors: dict[str, ClientError] = {}
-        for _ in range(num_handles):
-            handle = await done.get()
-            if handle.error is not None:
-                errors[handle.id] = handle.error
-            else:
-                yield await handle.reply()
-        if errors:
-            raise MissingRepliesError(errors)
+        return collect_replies(handles)
 
     async def cancel(self, request_id: str) -> bool:
         """Ask the worker to drop a request that has not reached the model; its reply then says `cancelled`.

@@ -1,4 +1,5 @@
-"""Samples as the wire gives them, a store without artifacts, and a place for a user's own modules."""
+"""Samples as the wire gives them, a store without artifacts, a pipeline of word_nodes over it, and a place
+for a user's own modules."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.pipeline import ArtifactStore
+from engine.pipeline import ArtifactStore, Pipeline
+from word_nodes import ONE, Total, config
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,19 @@ def sample() -> type[TextSample]:
 @pytest.fixture
 def no_artifacts() -> ArtifactStore:
     return ArtifactStore({})
+
+
+@pytest.fixture
+def fresh_records() -> None:
+    """What word_nodes note of earlier tests is forgotten."""
+    Total.launches.clear()
+    Total.barriers.clear()
+
+
+@pytest.fixture
+def pipeline(no_artifacts: ArtifactStore) -> Iterator[Pipeline]:
+    with Pipeline.open(config(**ONE), no_artifacts) as opened:
+        yield opened
 
 
 @pytest.fixture

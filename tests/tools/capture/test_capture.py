@@ -3,116 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import pytest
-from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient
 from typer.testing import CliRunner
 
+from capture_desk import Desk, Headers, Sent, read
 from kafka_service import create_topic, unique_topic
-from schemas.codec import encode_reply, encode_request
 from schemas.headers import request_headers
-from schemas.messages import ModelInfo, Outcome, Reply, Request, Sample
-from tools.capture.capture_files import CaptureReader
-from tools.capture.records import Captured
 from tools.cli import app
-
-WAIT_SECONDS = 60.0
-Headers = Sequence[tuple[str, bytes | None]]
-
-
-@dataclass(frozen=True)
-class Sent:
-    topic: str
-    value: bytes | None
-    headers: Headers = ()
-    partition: int = 0
-    key: bytes | None = None
-    timestamp_ms: int | None = None
-
-
-@dataclass(frozen=True)
-class Desk:
-    """A request topic of two partitions, a reply topic, a folder."""
-
-    bootstrap: str
-    requests: str
-    replies: str
-    folder: Path
-
-    def send(self, *records: Sent) -> None:
-        async def publish() -> None:
-            async with AIOKafkaProducer(bootstrap_servers=self.bootstrap, linger_ms=0) as producer:
-                for each in records:
-                    await producer.send_and_wait(
-                        each.topic,
-                        each.value,
-                        key=each.key,
-                        partition=each.partition,
-                        timestamp_ms=each.timestamp_ms,
-                        headers=list(each.headers),
-                    )
-
-        asyncio.run(publish())
-
-    def groups(self) -> set[str]:
-        async def ask() -> set[str]:
-            admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
-            await admin.start()
-            try:
-                return {name for name, *_ in await admin.list_consumer_groups()}
-            finally:
-                await admin.close()
-
-        return asyncio.run(ask())
-
-    @property
-    def output(self) -> Path:
-        return self.folder / "out.capture"
-
-    def arguments(self, *more: str) -> list[str]:
-        given = [self.requests, "--output", str(self.output), "--bootstrap-servers", self.bootstrap]
-        return ["capture", *given, "--json", *more]
-
-    def capture(self, *more: str) -> dict[str, Any]:
-        result = CliRunner().invoke(app, self.arguments(*more))
-        assert result.exit_code == 0, result.output
-        found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-        return found
-
-    def request(self, name: str, headers: Headers | None = None, **where: Any) -> Sent:
-        request = Request(id=name, pipeline="p", samples=(Sample(text="mouse"),))
-        if headers is None:
-            headers = request_headers(self.replies, b"c-" + name.encode())
-        return Sent(self.requests, encode_request(request), headers, **where)
-
-    def reply(self, name: str, headers: Headers | None = None) -> Sent:
-        model = ModelInfo(name="m", digest="d" * 64)
-        reply = Reply(id=name, outcome=Outcome.OK, results=({"id": 0},), model=model)
-        if headers is None:
-            headers = [("kafka_correlationId", b"c-" + name.encode())]
-        return Sent(self.replies, encode_reply(reply), headers)
-
-
-@pytest.fixture
-def desk(kafka: str, tmp_path: Path) -> Desk:
-    requests, replies = unique_topic("requests"), unique_topic("replies")
-    asyncio.run(create_topic(kafka, requests, 2, {}))
-    asyncio.run(create_topic(kafka, replies, 1, {}))
-    return Desk(kafka, requests, replies, tmp_path)
-
-
-def read(path: Path) -> list[Captured]:
-    return [record for _, record in CaptureReader(path).records()]
 
 
 def test_records_are_kept_as_the_broker_has_them(desk: Desk):
@@ -207,58 +106,6 @@ def test_since_until_and_limit(desk: Desk):
     assert [each.offset for each in read(desk.output)] == [1, 2, 3]
     desk.capture("--since", str(now_ms - 25 * 60_000), "--limit", "1", "--overwrite")
     assert [each.offset for each in read(desk.output)] == [3]
-
-
-def start(desk: Desk, *more: str) -> subprocess.Popen[str]:
-    """The command as a process that follows, past its beginning."""
-    command = [sys.executable, "-m", "tools", *desk.arguments("--follow", "--replies", desk.replies, *more)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    while "capturing" not in (line := process.stderr.readline()):
-        assert line, "it ended"
-    return process
-
-
-def wait_for(desk: Desk, requests: int, replies: int) -> None:
-    """Until the growing file holds so many."""
-    give_up_s = time.monotonic() + WAIT_SECONDS
-    while time.monotonic() < give_up_s:
-        if desk.output.exists() and desk.output.stat().st_size:
-            found = [each.kind for each in read(desk.output)]
-            if (found.count("request"), found.count("reply")) == (requests, replies):
-                return
-        time.sleep(0.05)
-    raise TimeoutError(f"not {requests} requests and {replies} replies")
-
-
-def test_following_until_told_to_end(desk: Desk):
-    desk.send(desk.request("before"), desk.reply("before"))
-    process = start(desk, "--since", "1h")
-    try:
-        wait_for(desk, 1, 1)
-        desk.send(desk.reply("r-1"))  # read before its request, and held
-        time.sleep(1)
-        desk.send(desk.request("r-1"), desk.request("r-2"), desk.reply("r-2"), desk.reply("stranger"))
-        wait_for(desk, 3, 3)
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=WAIT_SECONDS)
-    finally:
-        process.kill()
-        process.communicate()
-    assert process.returncode == 0, err
-    assert json.loads(out.splitlines()[-1])["requests"] == 3
-    assert CaptureReader(desk.output).cut_bytes == 0
-
-
-def test_what_a_killed_capture_leaves_can_be_read(desk: Desk):
-    process = start(desk, "--since", "1h")
-    try:
-        desk.send(*(desk.request(f"r-{number}") for number in range(5)))
-        wait_for(desk, 5, 0)
-    finally:
-        process.kill()
-        process.communicate()
-    assert len(read(desk.output)) == 5
 
 
 def test_wrong_use_is_said(desk: Desk):
