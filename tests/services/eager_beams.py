@@ -4,7 +4,7 @@ where graphs are acted out, and on a GPU."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,9 @@ class EagerBeams(GraphBeamLanes):
 
     def _open_passes(self) -> tuple[Passes, Passes]:
         return self.passes
+
+
+OpenBeams = Callable[..., EagerBeams]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
+from engine.ops.hopper import library
 from tiny_checkpoints import save_checkpoint
 from tiny_models import SPECIALS, qwen_tokenizer
 
+DIGEST = "00112233aabbccdd"  # of no library
 # Weights as wide as 8 bits bear at these widths: scores differ between samples, and stay near transformers'.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "norm": (
@@ -89,3 +92,11 @@ def answer_all(
         store.close()
     assert all(isinstance(result, Answer) for result in results), results
     return list(results)
+
+
+def fake_library(folder: Path) -> Path:
+    """A shared library under the name that a compiled one has."""
+    path, source = folder / library.file_name(DIGEST), folder / "empty.c"
+    source.write_text("int nothing;")
+    subprocess.run(["gcc", "-shared", "-fPIC", source, "-o", path], check=True)
+    return path

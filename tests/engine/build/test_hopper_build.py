@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ import engine.build.cuda_package
 import engine.build.package
 from engine.artifact import Artifact
 from engine.build import BuildSpec, build_artifact
-from engine.build.hopper_library import compile_kernels
 from engine.errors import ArtifactError
 from engine.manifest import PACKAGE, WEIGHTS, sealed
 from engine.models.plan import HopperKernels
@@ -30,10 +28,9 @@ from engine.ops.hopper.sm_limit import sm_limit
 from engine.packed import BatchBounds, pack
 from engine.runtime.lanes import LanePool
 from engine.runtime.native import open_runner
-from hopper_models import LONG_TEMPLATE, QUERIES, answer_all, answer_queries, save_tiny
+from hopper_models import DIGEST, LONG_TEMPLATE, QUERIES, answer_all, answer_queries, fake_library, save_tiny
 
 BOUNDS = BatchBounds(samples=32, tokens=1024, tokens_per_sample=128)
-DIGEST = "00112233aabbccdd"
 TOLERANCE = {"bf16": 0.03, "fp8": 0.2, "int8": 0.1}  # of a probability
 
 
@@ -43,14 +40,6 @@ class Built:
     artifact: Path
     precision: str
     stages: list[str]
-
-
-def fake_library(folder: Path) -> Path:
-    """A shared library under the name that a compiled one has."""
-    path, source = folder / library.file_name(DIGEST), folder / "empty.c"
-    source.write_text("int nothing;")
-    subprocess.run(["gcc", "-shared", "-fPIC", source, "-o", path], check=True)
-    return path
 
 
 def make_spec(checkpoint: Path, out: Path, precision: str, **more: Any) -> BuildSpec:
@@ -220,32 +209,3 @@ def test_what_is_not_served_is_said_at_build(
         )
     (said,) = [stage for stage in stages if stage.startswith("plan: hopper kernels: ") or note in stage]
     assert note in said
-
-
-def test_an_nvcc_that_fails_ends_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvcc = tmp_path / "nvcc"
-    nvcc.write_text("#!/bin/sh\n[ $1 = --version ] || { echo too old >&2; exit 1; }\n")
-    nvcc.chmod(0o755)
-    monkeypatch.setenv("NVCC", str(nvcc))
-    monkeypatch.delenv("BOUNDGEN_HOPPER_LIBRARY", raising=False)
-    with pytest.raises(
-        ArtifactError, match=r"(?s)hopper kernels: nvcc failed on .*too old.*--kernels portable"
-    ):
-        compile_kernels(tmp_path / "cache")
-    assert not list((tmp_path / "cache").glob("*.so"))
-
-
-def test_a_library_compiled_elsewhere_is_taken_if_it_is_of_these_sources(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NVCC", "/nowhere/nvcc")
-    name = library.file_name(f"{compiler.sources_digest()}-00112233")
-    elsewhere = fake_library(tmp_path).rename(tmp_path / name)
-    monkeypatch.setenv("BOUNDGEN_HOPPER_LIBRARY", str(elsewhere))
-    kernels, path = compile_kernels(tmp_path / "cache")
-    assert path == elsewhere
-    assert kernels.library is not None
-    assert library.file_name(kernels.library) == name
-    monkeypatch.setenv("BOUNDGEN_HOPPER_LIBRARY", str(fake_library(tmp_path)))
-    with pytest.raises(ArtifactError, match=f"wanted a file hopper-{compiler.sources_digest()}-"):
-        compile_kernels(tmp_path / "cache")

@@ -8,7 +8,7 @@ Enough for the lanes' own logic on a machine without a device: which buffers, wh
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from eager_beams import EagerBeams, OpenBeams, TinyModel, make_beams, make_model
 from engine.ops.hopper.sm_limit import current_limit
 
 
@@ -164,3 +165,22 @@ def acted_chip(acted_cuda: None, monkeypatch: pytest.MonkeyPatch) -> ActedChip:
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     return chip
+
+
+@pytest.fixture
+def open_beams(acted_cuda: None) -> Iterator[OpenBeams]:
+    """Their pools are closed after the test."""
+    del acted_cuda
+    with ExitStack() as opened:
+
+        def make(model: TinyModel, lanes: int = 2) -> EagerBeams:
+            made = make_beams(model, lanes)
+            opened.callback(made.pool.close)
+            return made
+
+        yield make
+
+
+@pytest.fixture
+def beams(open_beams: OpenBeams) -> EagerBeams:
+    return open_beams(make_model())

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eager_beams import BOUNDS, SIZES, WIDTH
 from engine.runtime.beam_buckets import (
     MOST_GRAPHS,
     SearchSizes,
@@ -74,3 +75,14 @@ def test_a_narrow_request_takes_a_narrow_graph() -> None:
 def test_prompts_passes_have_whole_steps_of_rows(width: int, prompts: int, longest: int) -> None:
     buckets = make_beam_buckets(SearchSizes(width, prompts, longest, prompts * longest))
     assert all(bucket.tokens % 16 == 0 for bucket in buckets.all)
+
+
+def test_bounds_are_those_of_the_batch() -> None:
+    """Every batch that the bounds allow has a bucket, in which each missing prompt has room for its token."""
+    buckets = make_beam_buckets(SIZES)
+    for prompts in range(1, SIZES.prompts + 1):
+        for tokens in range(prompts, min(BOUNDS.tokens, prompts * BOUNDS.tokens_per_sample) + 1):
+            bucket = buckets.choose(prompts, tokens, WIDTH)
+            assert bucket is not None
+            assert bucket.tokens >= tokens + bucket.segments - prompts
+    assert buckets.choose(SIZES.prompts + 1, 60, WIDTH) is None

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import torch
 
 from eager_beams import (
-    BOUNDS,
     PLAN,
     PROMPTS,
     SIZES,
     STEPS,
     VOCAB,
     WIDTH,
-    TinyModel,
+    OpenBeams,
     captured,
     items,
-    make_beams,
     make_model,
     plain,
     same,
@@ -35,30 +30,9 @@ from engine.beam.search import SearchPlan
 from engine.beam.selection import RawLogits
 from engine.packed import pack
 from engine.runtime.beam_buckets import BeamBucket, BeamBuckets, make_beam_buckets
-from engine.runtime.beam_graph import BeamGraphLane
 from engine.runtime.legal_slots import StaleLegalError
 
-OpenBeams = Callable[..., Beams]
 FEW = BeamBuckets([BeamBucket(4, WIDTH, 68), BeamBucket(2, WIDTH, 30)])  # acting a capture out takes its time
-
-
-@pytest.fixture
-def open_beams(acted_cuda: None) -> Iterator[OpenBeams]:
-    """Their pools are closed after the test."""
-    del acted_cuda
-    with ExitStack() as opened:
-
-        def make(model: TinyModel, lanes: int = 2) -> Beams:
-            made = make_beams(model, lanes)
-            opened.callback(made.pool.close)
-            return made
-
-        yield make
-
-
-@pytest.fixture
-def beams(open_beams: OpenBeams) -> Beams:
-    return open_beams(make_model())
 
 
 def test_every_batch_is_what_its_operations_give(beams: Beams) -> None:
@@ -103,44 +77,6 @@ def test_a_batch_takes_the_smallest_graph_whoever_asked_for_it(beams: Beams) -> 
     key = beams.key(pack(PROMPTS[:2]), [WIDTH] * 2, PLAN, None)
     assert key is not None
     assert key.bucket == BeamBucket(2, WIDTH, 30)
-
-
-def test_graphs_and_what_they_take_are_in_the_report(
-    open_beams: OpenBeams, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each measured piece of work takes 1000 bytes here: a lane's own graphs, its state, what it captured."""
-    free = itertools.count(1_000_000, -1_000)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (next(free), 0))
-    beams = open_beams(make_model())
-    alone = beams.pool.load_report
-    beams.prepare(PLAN, SIZES, None, FEW)
-    report = alone.joined(beams.load_report)
-    assert beams.pool.load_report == alone
-    assert report.graphs == alone.graphs + 2 * len(FEW.all)
-    assert (alone.lane_bytes, report.lane_bytes) == ((1_000, 1_000), (3_000, 3_000))
-    assert report.seconds > alone.seconds
-    assert report.weights_bytes == alone.weights_bytes
-
-
-def test_memory_that_a_pipeline_gives_back_is_not_counted(
-    beams: Beams, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free = [1_000_000]
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free[0], 0))
-    for name, taken in (("reserve", 5_000), ("drop", -5_000)):
-        real = getattr(BeamGraphLane, name)
-
-        def change(*given: Any, real: Any = real, taken: int = taken) -> None:
-            free[0] -= taken
-            real(*given)
-
-        monkeypatch.setattr(BeamGraphLane, name, change)
-    slots, before = beams.make_slots(), beams.load_report.lane_bytes
-    slots.place(items(0, 50), None)
-    beams.prepare(PLAN, SIZES, slots, FEW)
-    assert beams.load_report.lane_bytes == tuple(each + 2 * 5_000 for each in before)  # both places
-    beams.release(slots)
-    assert beams.load_report.lane_bytes == tuple(each + 5_000 for each in before)
 
 
 def test_a_batch_without_a_graph_is_not_held(beams: Beams) -> None:
@@ -209,17 +145,6 @@ def test_8_bits(open_beams: OpenBeams) -> None:
             assert isinstance(want, torch.Tensor)
             assert raw.values.shape == want.shape
             assert float((raw.values * raw.scales[..., None] - want).norm() / want.norm()) < 0.05
-
-
-def test_bounds_are_those_of_the_batch() -> None:
-    """Every batch that the bounds allow has a bucket, in which each missing prompt has room for its token."""
-    buckets = make_beam_buckets(SIZES)
-    for prompts in range(1, SIZES.prompts + 1):
-        for tokens in range(prompts, min(BOUNDS.tokens, prompts * BOUNDS.tokens_per_sample) + 1):
-            bucket = buckets.choose(prompts, tokens, WIDTH)
-            assert bucket is not None
-            assert bucket.tokens >= tokens + bucket.segments - prompts
-    assert buckets.choose(SIZES.prompts + 1, 60, WIDTH) is None
 
 
 def test_steps_are_run_once_before_captures_that_differ_in_tokens(
