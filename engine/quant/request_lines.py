@@ -41,7 +41,7 @@ class RequestLine:
 def read_lines(path: Path, pipelines: Collection[str]) -> list[RequestLine]:
     """ConfigError names the file, the line and what is wrong with it. Quick: no tokenizer is needed."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # others than newlines may be in a string
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", error)
         raise ConfigError("calibrate", str(path), f"cannot be read: {reason}") from None
@@ -61,8 +61,10 @@ def read_lines(path: Path, pipelines: Collection[str]) -> list[RequestLine]:
 def _read_line(number: int, line: str, pipelines: Collection[str]) -> RequestLine:
     try:
         values = json.loads(line)
-    except json.JSONDecodeError as error:
-        where = f"column {error.colno}: {error.msg}"
+    except (json.JSONDecodeError, RecursionError) as error:
+        where = str(error)
+        if isinstance(error, json.JSONDecodeError):
+            where = f"column {error.colno}: {error.msg}"
         raise ValueError(f"{_quote(line)} is not JSON ({where}); every line is one JSON object") from None
     if not isinstance(values, dict):
         raise ValueError(f"{_quote(line)} is not a JSON object")

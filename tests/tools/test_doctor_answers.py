@@ -45,6 +45,7 @@ def test_over_the_budget_is_a_failure_with_a_mend(doctor: Any) -> None:
     (finding,) = json.loads(result.output.splitlines()[-1])["findings"]
     assert "allowed 0" in finding["detail"]
     assert "--calibrate" in finding["mend"]
+    assert "--model" in finding["mend"]  # a checkpoint that was trained on since is another model
 
 
 def test_texts_that_are_not_there(doctor: Any) -> None:
@@ -52,6 +53,17 @@ def test_texts_that_are_not_there(doctor: Any) -> None:
     assert result.exit_code == 1
     assert "nothing.jsonl" in result.output
     assert "mend: mend it, or give other texts" in result.output
+
+
+def test_texts_that_do_not_fit_the_template(doctor: Any, tmp_path: Path) -> None:
+    """The checkpoint has nothing to do with it."""
+    good = json.dumps({"q": "mouse"})
+    (tmp_path / "lacking.jsonl").write_text("\n".join([good] * 6 + ['{"p": "mouse"}']))
+    result = doctor("--json", texts="lacking.jsonl")
+    assert result.exit_code == 1
+    (finding,) = json.loads(result.output.splitlines()[-1])["findings"]
+    assert "lacking.jsonl, line 7': samples[0].fields.q is missing" in finding["detail"]
+    assert finding["mend"] == "mend it, or give other texts or another --pipeline"
 
 
 def test_an_encoder_that_reads_what_no_node_gives(doctor: Any, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from engine.quant.agreement import Agreement
 from tools.doctor.findings import Finding, fail, ok
 
 TEXTS = "TEXTS"  # the argument, as its help calls it
+MEND_TEXTS = "mend it, or give other texts or another --pipeline"
 
 
 def check_answers(folder: Path, model: Path | None, calibration: Calibration) -> Iterator[Finding]:
@@ -37,7 +38,7 @@ def check_answers(folder: Path, model: Path | None, calibration: Calibration) ->
         calibration.check()
         artifact = Artifact.open(folder, device="cuda" if torch.cuda.is_available() else "cpu")
     except ConfigError as error:
-        yield fail("answers", typed(error), "mend it, or give other texts or another --pipeline")
+        yield fail("answers", typed(error), MEND_TEXTS)
         return
     except ArtifactError as error:
         yield fail("answers", str(error), "copy it again, or build it on a machine like this one")
@@ -45,13 +46,17 @@ def check_answers(folder: Path, model: Path | None, calibration: Calibration) ->
     try:
         found = measure_artifact(artifact, model, calibration)
     except (ArtifactError, ConfigError) as error:
-        yield fail(
-            "answers", typed(error), "name the checkpoint with --model, the texts' template with --pipeline"
-        )
+        line = f"{calibration.file}, line "
+        is_texts = isinstance(error, ConfigError) and str(error.value).startswith(line)
+        mend = "name the checkpoint with --model, the texts' template with --pipeline"
+        yield fail("answers", typed(error), MEND_TEXTS if is_texts else mend)
         return
     detail = f"{folder}: {describe(found)}"
     if (reason := calibration.budget.broken(found)) is not None:
-        mend = "build again with --calibrate on such texts, or in more precision; or raise the budget"
+        mend = (
+            "build again with --calibrate on such texts, or in more precision; or raise the budget; "
+            "if the checkpoint has changed since, name the one it was built from with --model"
+        )
         yield fail("answers", f"{detail}: {reason}", mend)
     else:
         yield ok("answers", detail)

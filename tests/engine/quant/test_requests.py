@@ -100,6 +100,7 @@ def test_one_pipeline_takes_bare_maps(tmp_path: Path, tokenizer: Any, pipelines:
         ("[1]", "not a JSON object"),
         ('{"q": 1', r"""'\{"q": 1' is not JSON \(column 8: Expecting"""),
         ("x" * 50, rf"'{'x' * 40}…' is not JSON"),
+        ('{"q": ' + "[" * 100_000 + "]" * 100_000 + "}", "is not JSON .*recursion"),
     ],
 )
 def test_mistakes_name_file_and_line(
@@ -113,3 +114,13 @@ def test_mistakes_name_file_and_line(
 def test_too_few_requests(tmp_path: Path, tokenizer: Any, pipelines: list[Any]) -> None:
     with pytest.raises(ConfigError, match="1 requests; at least 5"):
         read_texts(write(tmp_path, [{"q": "a", "t": "b"}]), pipelines[:1], tokenizer)
+
+
+def test_a_line_ends_at_a_newline_alone(tmp_path: Path, tokenizer: Any, pipelines: list[Any]) -> None:
+    """JSON leaves the line ends that only Unicode knows as they are, within a string."""
+    strange = json.dumps({"q": "a\u2028b\u2029c\u0085d", "t": "x\r"}, ensure_ascii=False)
+    path = write(tmp_path, [strange] * 5)
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    texts = read_texts(path, pipelines[:1], tokenizer)
+    assert len(texts.judge) == 3
+    assert tokenizer.decode(texts.judge[0].ids) == "buy a\u2028b\u2029c\u0085d or x\r?"
