@@ -6,6 +6,7 @@ With rotation FILE.ext becomes FILE-00001.ext, FILE-00002.ext, ..., each with a 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -19,7 +20,10 @@ READ_BYTES = 1 << 20
 
 
 class CaptureWriter:
-    """A context manager. Everything `put` before a `flush` survives the end of this process."""
+    """A context manager. Everything `put` before a `flush` survives the end of this process.
+
+    UserError from any of its methods where the disk takes no more.
+    """
 
     def __init__(
         self, path: Path, header: CaptureHeader, *, rotate_bytes: int | None, overwrite: bool
@@ -50,7 +54,8 @@ class CaptureWriter:
 
     def __exit__(self, *error: object) -> None:
         if self._file is not None:
-            self._file.close()
+            with self._told():
+                self._file.close()
 
     def put(self, record: Captured) -> None:
         """Keep one record, in the next file if this one is full."""
@@ -62,11 +67,13 @@ class CaptureWriter:
 
     def flush(self) -> None:
         assert self._file is not None, "inside the context"
-        self._file.flush()
+        with self._told():
+            self._file.flush()
 
     def _begin(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with self._told():
+                self._file.close()
         path = self._path
         if self._rotate_bytes is not None:
             path = path.with_name(f"{path.stem}-{len(self.files) + 1:05d}{path.suffix}")
@@ -80,9 +87,23 @@ class CaptureWriter:
 
     def _write(self, packed: bytes) -> None:
         assert self._file is not None, "inside the context"
-        self._file.write(packed)
+        with self._told():
+            self._file.write(packed)
         self._size += len(packed)
         self.num_bytes += len(packed)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """UserError where the disk takes no more: then nothing is written to this file again."""
+        try:
+            yield
+        except OSError as error:
+            file, self._file = self._file, None
+            with suppress(OSError):  # it would write what is left in its buffer
+                if file is not None:
+                    file.close()
+            kept = "what came before is kept, up to the last whole record"
+            raise UserError(f"{self.files[-1]}: {error.strerror}; {kept}") from error
 
 
 @dataclass

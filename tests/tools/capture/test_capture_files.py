@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +23,32 @@ def write(path: Path, count: int) -> bytes:
         for offset in range(count):
             writer.put(replace(RECORD, offset=offset))
     return path.read_bytes()
+
+
+def test_a_disk_that_fills_up_is_told_and_what_was_written_is_kept(tmp_path: Path):
+    """Where it shows: when the buffer is full, at a flush, or at the end."""
+    path = tmp_path / "x.capture"
+    record = replace(RECORD, value=b"x" * 5000)
+    size = len(HEADER.pack()) + 3 * len(record.pack())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    said = f"{path}: File too large; what came before is kept, up to the last whole record"
+
+    def capture(flush_at: int | None) -> None:
+        with CaptureWriter(path, HEADER, rotate_bytes=None, overwrite=True) as writer:
+            for offset in range(3):
+                writer.put(replace(record, offset=offset))
+                if offset == flush_at:
+                    writer.flush()
+
+    for flush_at in (0, 2, None):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, hard))  # as a full disk
+        try:
+            with pytest.raises(UserError, match=re.escape(said)) as raised:
+                capture(flush_at)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert isinstance(raised.value.__cause__, OSError)
+        assert [each.offset for _, each in CaptureReader(path).records()] == [0, 1]
 
 
 def test_every_cut_gives_the_whole_records_before_it(tmp_path: Path):
