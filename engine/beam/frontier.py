@@ -77,7 +77,10 @@ def expand(
         "closed": frontier.closed, "legal": tree, "first_token": first_token,
         "max_degree": 0 if legal is None else legal.most_edges(step),
     }  # fmt: skip
-    count = rules.width if exact is None else exact.pool.size(rules.width)
+    count = rules.width
+    if exact is not None:
+        columns = values.shape[2] if legal is None else more["max_degree"]
+        count = exact.pool.size(count, values.shape[1], columns)
     best = beam_select(values, frontier.scores, count, scales=scales, **more)
     if exact is not None:
         best = beam_rescore(best, exact, frontier.scores, rules.widths, rules.width, **more)

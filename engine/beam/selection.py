@@ -38,13 +38,20 @@ class Rows:
 @dataclass(frozen=True)
 class Pool:
     """How many continuations of a request are scored again, of which `width` remain: 328 for 100, 1,564 for
-    512. tools/bench/RESULTS.md, "Ranks of beams", has why."""
+    512. tools/bench/RESULTS.md, "Ranks of beams", has why.
+
+    Not more than there are chunks, if these are more than `few`: then selection would compare all candidates
+    with each other, and that is a first expansion's, whose last pairs hardly win.
+    """
 
     factor: int = 3
     least: int = 28
+    few: int = 128
 
-    def size(self, width: int) -> int:
-        return self.factor * width + self.least
+    def size(self, width: int, beams: int, columns: int) -> int:
+        """Of a request that wants `width` continuations of `beams`; at least as many."""
+        chunks = min(width, beams) * _ceil_div(columns, CHUNK)
+        return min(self.factor * width + self.least, max(width, chunks, self.few))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.library import wrap_triton
 
-from engine.beam.selection import Exact, best_first
+from engine.beam.selection import CHUNK, Exact, best_first
 from engine.ops.portable.beam_rescore_kernels import corrected_keys, exact_logits, rescored
 from engine.ops.portable.beam_select import Answer, Continuations
 from engine.ops.portable.language import cdiv, next_power_of_2, register
@@ -34,7 +34,7 @@ def _allocate(
     hidden: Tensor, head: Tensor, best: Tensor, parents: Tensor, columns: Tensor, norms: Tensor,
     failed: Tensor, scores: Tensor, widths: Tensor, closed: Tensor | None, nodes: Tensor | None,
     offsets: Tensor | None, tokens: Tensor | None, span: int, first_token: int, factor: int, least: int,
-    count: int,
+    few: int, count: int,
 ) -> Answer:  # fmt: skip
     shape = (best.shape[0], count)
     return (
@@ -50,10 +50,12 @@ def _oracle(
     hidden: Tensor, head: Tensor, best: Tensor, parents: Tensor, columns: Tensor, norms: Tensor,
     failed: Tensor, scores: Tensor, widths: Tensor, closed: Tensor | None, nodes: Tensor | None,
     offsets: Tensor | None, tokens: Tensor | None, span: int, first_token: int, factor: int, least: int,
-    count: int,
+    few: int, count: int,
 ) -> Answer:  # fmt: skip
     place = torch.arange(best.shape[1], device=best.device)
-    live = (best != _NEVER) & (place < (factor * widths + least).unsqueeze(1))
+    chunks = widths.clamp_max(hidden.shape[1]) * cdiv(span, CHUNK)
+    bound = torch.minimum(factor * widths + least, torch.maximum(widths, chunks).clamp_min(few))
+    live = (best != _NEVER) & (place < bound.unsqueeze(1))
     kept = torch.zeros_like(live) if closed is None else live & closed.gather(1, parents)
     row = columns
     if nodes is not None and offsets is not None and tokens is not None:
@@ -93,11 +95,11 @@ def _launch(
     hidden: Tensor, head: Tensor, best: Tensor, parents: Tensor, columns: Tensor, norms: Tensor,
     failed: Tensor, scores: Tensor, widths: Tensor, closed: Tensor | None, nodes: Tensor | None,
     offsets: Tensor | None, tokens: Tensor | None, span: int, first_token: int, factor: int, least: int,
-    count: int,
+    few: int, count: int,
 ) -> Answer:  # fmt: skip
     out = _allocate(
         hidden, head, best, parents, columns, norms, failed, scores, widths, closed, nodes, offsets, tokens,
-        span, first_token, factor, least, count,
+        span, first_token, factor, least, few, count,
     )  # fmt: skip
     requests, pool = best.shape
     beams, size = hidden.shape[1:]
@@ -110,7 +112,8 @@ def _launch(
     exact, keys = torch.empty_like(best), torch.empty_like(parents)
     wrap_triton(exact_logits)[(requests, cdiv(pool, each))](
         hidden, head, best, parents, columns, widths, shut, node, offset, token, exact,
-        pool, beams, first_token, factor, least, SIZE=size, EACH=each, BLOCK=block, **flags, num_warps=4,
+        pool, beams, first_token, factor, least, few, cdiv(span, CHUNK),
+        SIZE=size, EACH=each, BLOCK=block, **flags, num_warps=4,
     )  # fmt: skip
     wrap_triton(corrected_keys)[(requests, cdiv(beams, 16))](
         exact, best, parents, columns, norms, scores, shut, out[3], keys, pool, beams, span,
@@ -136,8 +139,9 @@ def beam_rescore(
     nodes, offsets, tokens = legal or (None, None, None)
     state = (x if x is None else x.contiguous() for x in (scores, widths, closed, nodes))
     span = max(max_degree, 1) if legal else len(exact.rows)
+    pool = exact.pool
     best = _launch(
         exact.hidden.contiguous(), exact.rows, found.scores, found.parents, found.columns, found.norms,
-        found.failed, *state, offsets, tokens, span, first_token, exact.pool.factor, exact.pool.least, count,
+        found.failed, *state, offsets, tokens, span, first_token, pool.factor, pool.least, pool.few, count,
     )  # fmt: skip
     return Continuations(*best)

@@ -14,7 +14,7 @@ from engine.ops.portable.language import jit, tl
 @jit
 def exact_logits(
     hidden, head, best, parents, columns, widths, closed, nodes, offsets, tokens, exact,
-    pool, num_beams, first_token, factor, least,
+    pool, num_beams, first_token, factor, least, few, chunks,
     SIZE: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr, CLOSED: tl.constexpr, LEGAL: tl.constexpr,
 ):  # fmt: skip
     """Grid (requests, pool / EACH). Rows of the head are read whole, by 128 threads at once: 328 of 896 are
@@ -22,7 +22,9 @@ def exact_logits(
     request = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * EACH + tl.arange(0, EACH)
     at = request * pool + place
-    bound = tl.minimum(tl.load(widths + request) * factor + least, pool)
+    width = tl.load(widths + request)
+    there = tl.maximum(tl.maximum(width, tl.minimum(width, num_beams) * chunks), few)
+    bound = tl.minimum(tl.minimum(width * factor + least, there), pool)
     live = place < bound
     live = live & (tl.load(best + at, mask=live, other=float("-inf")) != float("-inf"))
     row = request * num_beams + tl.load(parents + at, mask=live, other=0)

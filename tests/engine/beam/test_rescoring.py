@@ -18,7 +18,7 @@ from table_models import Found, TableModel, TokenIds, found, random_logits
 
 PROMPTS: list[TokenIds] = [(1, 2), (3,), (0, 0, 4)]
 HIDDEN, VOCABULARY, STEPS = 32, 96, 3
-EVERYTHING = Pool(0, 20_000)
+EVERYTHING = Pool(0, 20_000, 20_000)
 Heads = Callable[[Pool | None], HeadWeight]
 
 
@@ -99,8 +99,9 @@ def test_it_keeps_more_of_the_winners(width: int, heads: Heads) -> None:
     assert rough <= 0.92
 
 
-def test_what_neighbours_ask_for_does_not_show(heads: Heads) -> None:
+@pytest.mark.parametrize("pool", [Pool(), Pool(2, 3), Pool(2, 3, 1)])
+def test_what_neighbours_ask_for_does_not_show(pool: Pool, heads: Heads) -> None:
     """Bit for bit: the pool is that of a request's own width."""
-    head = heads(Pool(2, 3)).of(SearchPlan(STEPS))
+    head = heads(pool).of(SearchPlan(STEPS))
     alone, beside = (run(head, width, widths=(4, 4, 2)) for width in (4, 30))
     assert alone == beside

@@ -162,8 +162,9 @@ def kept_beams(
 
 
 def selections() -> Iterator[Case]:
-    """Two requests: first expansions and later ones, an 8-bit product, legal sequences that may end."""
-    for beams, count, legal in ((1, 100, False), (100, 100, False), (1, 1, True), (512, 512, True)):
+    """Two requests: first expansions and later ones, an 8-bit product and its pool, legal sequences that may
+    end."""
+    for beams, count, legal in ((1, 100, False), (100, 328, False), (1, 1, True), (512, 1564, True)):
         logits, scores = (torch.empty(2, beams, *more, device="meta") for more in ((151936,), ()))
         narrow = logits.bfloat16(), (None if beams == 1 else scores)
         given = (*narrow, scores, None, None, None, None, 0, 0, count)
@@ -199,7 +200,8 @@ def rescorings() -> Iterator[Case]:
             edges = torch.empty(1000, dtype=I32, device="meta")
             tree = state.bool(), state.long(), edges, edges
         given = (
-            *rows, pairs, places, places, state, widths.bool(), state, widths, *tree, 151936, 7, 3, 28, 100,
+            *rows, pairs, places, places, state, widths.bool(), state, widths, *tree,
+            151936, 7, 3, 28, 128, 100,
         )  # fmt: skip
         yield Case(f"beam_rescore-{beams}-{hidden}-{legal}", "beam_rescore", given)
 

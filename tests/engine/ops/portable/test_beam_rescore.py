@@ -13,6 +13,7 @@ from engine.ops.portable.beam_rescore import beam_rescore
 from engine.ops.portable.beam_select import beam_select
 
 NEVER = float("-inf")
+EVERYTHING = Pool(0, 1000, 1000)
 Tree = tuple[Tensor, Tensor, Tensor]
 
 
@@ -73,15 +74,15 @@ def test_the_pool_is_scored_as_its_formula_says(bounded: bool, first: int) -> No
         nodes = torch.randint(len(degrees), (requests, beams), generator=generator)
         legal = nodes, offsets, torch.cat(drawn).to(torch.int32)
         tokens = [[(drawn[node] - first).tolist() for node in mine] for mine in nodes.tolist()]
-    widths, wanted = torch.tensor([6, 2, 4]), Pool(3, 2)
+    widths, wanted = torch.tensor([6, 2, 4]), Pool(3, 2, 3)
     more = {"closed": closed, "legal": legal, "max_degree": max(degrees), "first_token": first}
-    pool = beam_select(rough, scores, wanted.size(count), **more)  # type: ignore[arg-type]
+    pool = beam_select(rough, scores, wanted.size(count, beams, max(degrees)), **more)  # type: ignore[arg-type]
     got = beam_rescore(pool, Exact(hidden, rows, wanted), scores, widths, count, **more)  # type: ignore[arg-type]
     assert not got.failed.any()
     for request in range(requests):
         want = one_by_one(
             rough[request], exact[request], scores[request].tolist(), closed[request].tolist(),
-            tokens[request], wanted.size(int(widths[request])),
+            tokens[request], wanted.size(int(widths[request]), beams, max(degrees)),
         )[:count]  # fmt: skip
         live = len(want)
         found = zip(got.parents[request].tolist(), got.columns[request].tolist(), strict=True)
@@ -98,7 +99,7 @@ def test_a_pool_of_everything_is_the_exact_search() -> None:
     exact = torch.einsum("sbh,vh->sbv", hidden.float(), rows.float())
     rough, scores = exact + torch.randn(exact.shape, generator=generator), -torch.rand(2, 4)
     pool = beam_select(rough, scores, 4 * 50)
-    got = beam_rescore(pool, Exact(hidden, rows, Pool()), scores, torch.full((2,), 60), 60)
+    got = beam_rescore(pool, Exact(hidden, rows, EVERYTHING), scores, torch.full((2,), 60), 60)
     want = beam_select(exact, scores, 60)
     torch.testing.assert_close(got.norms, want.norms, atol=1e-5, rtol=0)
     torch.testing.assert_close(got.scores, want.scores, atol=1e-5, rtol=0)
@@ -112,7 +113,7 @@ def test_ties_go_by_beam_and_column() -> None:
     scores = torch.zeros(2, 6)
     exact = torch.einsum("sbh,vh->sbv", hidden.float(), rows.float())
     pool = beam_select(exact, scores, 240)
-    got = beam_rescore(pool, Exact(hidden, rows, Pool()), scores, torch.full((2,), 240), 200)
+    got = beam_rescore(pool, Exact(hidden, rows, EVERYTHING), scores, torch.full((2,), 240), 200)
     want = beam_select(exact, scores, 200)
     assert len(got.scores.unique()) < 20
     assert torch.equal(got.parents, want.parents)
@@ -127,12 +128,14 @@ def test_what_is_not_finite_fails_its_request_alone() -> None:
     scores = torch.zeros(4, 3)
     scores[3, 1] = NEVER
     pool = beam_select(torch.zeros(4, 3, 20), scores, 60)
-    got = beam_rescore(pool, Exact(hidden, rows, Pool()), scores, torch.full((4,), 10), 10)
+    got = beam_rescore(pool, Exact(hidden, rows, EVERYTHING), scores, torch.full((4,), 10), 10)
     assert got.failed.tolist() == [False, True, True, False]
     assert got.parents.max() < 3
     assert got.columns.max() < 20
     before = beam_select(torch.full((4, 3, 20), torch.nan), scores, 60)
-    assert beam_rescore(before, Exact(hidden, rows, Pool()), scores, torch.full((4,), 10), 10).failed.all()
+    assert beam_rescore(
+        before, Exact(hidden, rows, EVERYTHING), scores, torch.full((4,), 10), 10
+    ).failed.all()
 
 
 def test_logits_far_from_rough_ones_have_finite_scores() -> None:
@@ -141,7 +144,17 @@ def test_logits_far_from_rough_ones_have_finite_scores() -> None:
     for sign in (1, -1):
         pool = beam_select(torch.randn(1, 1, 20), torch.zeros(1, 1), 12)
         got = beam_rescore(
-            pool, Exact(hidden, sign * rows, Pool()), torch.zeros(1, 1), torch.tensor([12]), 12
+            pool, Exact(hidden, sign * rows, EVERYTHING), torch.zeros(1, 1), torch.tensor([12]), 12
         )
         assert got.scores.isfinite().all()
         assert not got.failed.any()
+
+
+def test_a_pool_has_no_more_pairs_than_chunks_but_for_a_few() -> None:
+    pool = Pool()
+    assert pool.size(100, 1, 151_936) == pool.size(100, 100, 151_936) == 328
+    assert pool.size(512, 512, 49_152) == 1564
+    assert pool.size(512, 1, 49_152) == 768
+    assert pool.size(512, 1, 300) == 512
+    assert pool.size(100, 1, 300) == 128
+    assert pool.size(4, 1, 300) == 40

@@ -22,12 +22,13 @@ NEVER = float("-inf")
 beam_rescore.wrap_triton = lambda kernel: kernel
 kernels, oracle = beam_rescore._launch.launch, beam_rescore._oracle
 
-def check(hidden, rows, scores, count, widths, closed=None, legal=None, most=0, first=0, noise=0.2):
-    wanted = Pool(3, 2)
+def check(hidden, rows, scores, count, widths, closed=None, legal=None, most=0, first=0, noise=0.2, few=1000):
+    wanted = Pool(3, 2, few)
     exact = torch.einsum("sbh,vh->sbv", hidden.float(), rows.float()).nan_to_num(0, 0, 0)
     rough = exact + noise * torch.randn_like(exact)
     more = dict(closed=closed, legal=legal, max_degree=most, first_token=first)
-    pool = beam_select.beam_select(rough, scores, wanted.size(count), **more)
+    size = wanted.size(count, hidden.shape[1], most or len(rows))
+    pool = beam_select.beam_select(rough, scores, size, **more)
     # what kernels fill a pool up with
     for x in (pool.parents, pool.columns):
         x[pool.scores == NEVER] = 0
@@ -65,6 +66,9 @@ check(drawn(1, 3, 300), drawn(50, 300), -torch.rand(1, 3), 6, [6])
 check(drawn(2, 1, 64), drawn(200, 64), torch.zeros(2, 1), 30, [30, 30])
 check(drawn(1, 40, 32), drawn(100, 32), -torch.rand(1, 40), 100, [100])
 check(drawn(2, 2, 32), drawn(7, 32), torch.zeros(2, 2), 30, [30, 9])
+# no more pairs than chunks
+check(drawn(2, 1, 64), drawn(3000, 64), torch.zeros(2, 1), 30, [30, 9], few=10)
+check(drawn(2, 3, 64), drawn(300, 64), torch.zeros(2, 3), 8, [8, 2], few=10)
 # ties, closed and dead beams
 for _ in range(2):
     scores = -torch.randint(3, (3, 7)).float() / 4

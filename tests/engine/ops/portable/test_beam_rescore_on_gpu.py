@@ -36,7 +36,8 @@ def check(
     hidden: Tensor, rows: Tensor, scores: Tensor, count: int, widths: Tensor, *, exactly: bool, **more: Any
 ) -> Continuations:
     """`exactly`: order and bits, from the norms that the kernels found."""
-    pool = beam_select(rough(hidden, rows), scores, POOL.size(count), **more)
+    beams, columns = hidden.shape[1], more.get("max_degree", len(rows))
+    pool = beam_select(rough(hidden, rows), scores, POOL.size(count, beams, columns), **more)
     exact = Exact(hidden, rows, POOL)
     got, again = (beam_rescore(pool, exact, scores, widths, count, **more) for _ in range(2))
     assert all(torch.equal(x, y) for x, y in zip(vars(got).values(), vars(again).values(), strict=True))
@@ -55,7 +56,8 @@ def check(
             ).sum(-1)
         mine = (x - got.norms.gather(1, pool.parents)) + scores.gather(1, pool.parents)
         place = torch.arange(x.shape[1], device="cuda")
-        dead = (pool.scores == NEVER) | (place >= (POOL.factor * widths + POOL.least).unsqueeze(1))
+        bounds = [[POOL.size(width, beams, columns)] for width in widths.tolist()]
+        dead = (pool.scores == NEVER) | (place >= torch.tensor(bounds, device="cuda"))
         span = len(rows)
         best = best_first(torch.where(dead, NEVER, mine), count, pool.parents * span + pool.columns)
         live = best.scores != NEVER
@@ -95,7 +97,7 @@ def test_ends_dead_beams_and_legal_sequences() -> None:
 def test_not_finite_fails_its_request_alone_out_of_a_graph_too() -> None:
     hidden, rows = torch.randn(4, 7, 896, device="cuda").bfloat16(), whole(5000, 896) / 16
     scores, widths = torch.zeros(4, 7, device="cuda"), torch.full((4,), 20, device="cuda")
-    pool = beam_select(rough(hidden, rows), scores, POOL.size(20))
+    pool = beam_select(rough(hidden, rows), scores, POOL.size(20, 7, 5000))
 
     def rescore() -> Continuations:
         return beam_rescore(pool, Exact(hidden, rows, POOL), scores, widths, 20)
