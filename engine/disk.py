@@ -10,13 +10,14 @@ import errno
 import os
 import re
 import shutil
+import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # EFBIG: over a limit of the process (ulimit -f)
 FULL_BYTES = 1 << 20  # less free than this, and a writer that died without a word died of it
-_WORDS = tuple(os.strerror(number) for number in FULL)
+_WORDS = (*(os.strerror(number) for number in FULL), str(signal.strsignal(signal.SIGXFSZ)))
 _NUMBER = re.compile(r"\(os error (\d+)\)")  # how Rust's libraries end
 
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.exc import CppCompileError, InductorError
 
 from engine.disk import writing
 from engine.errors import ArtifactError
@@ -61,6 +64,23 @@ def require_compiler() -> CompilerCheck:
     if not check.ok:
         raise ArtifactError(f"compiler {check.path or 'c++'}: {check.how_to_mend}")
     return check
+
+
+@contextmanager
+def compiler_told() -> Iterator[None]:
+    """ArtifactError with what the compiler said where it fails, which torch hides in its own trace."""
+    try:
+        yield
+    except InductorError as error:
+        failed = error.inner_exception
+        if not isinstance(failed, CppCompileError):
+            raise
+        lines = [line.strip() for line in failed.output.splitlines() if line.strip()]
+        said = next((line for line in lines if "error:" in line), lines[-1] if lines else "without a word")
+        if "Killed" in said:  # by the system, as nobody else does
+            said += "; it had too little memory: end other work, or build with more"
+        reason = f"{said}; boundgen --debug build has all of it"
+        raise ArtifactError(f"compiler {failed.cmd[0]} failed: {reason}") from error
 
 
 def _run(command: list[str]) -> str:

@@ -26,7 +26,7 @@ from engine.build.accuracy import Accuracy, FullPrecision, judge_package, study_
 from engine.build.beam_package import check_beam, write_beam_library, write_beam_packages
 from engine.build.beam_parity import measure_beam
 from engine.build.compilation import compile_package, export_decoder
-from engine.build.compiler import CompilerCheck, require_compiler
+from engine.build.compiler import CompilerCheck, compiler_told, require_compiler
 from engine.build.cuda_package import write_cuda_package
 from engine.build.emulation_device import COMPARED, emulation_device
 from engine.build.native import build_native, default_cache
@@ -72,7 +72,7 @@ def build_artifact(spec: BuildSpec, progress: Progress = lambda stage: None) -> 
     if spec.calibrate is not None:
         spec.calibrate.check()
     cache = spec.cache or default_cache()
-    with full_disk_told(spec.out, cache):
+    with compiler_told(), full_disk_told(spec.out, cache):
         progress("checking the compiler")
         compiler = require_compiler()
         require_folder(spec.out.parent)

@@ -82,6 +82,7 @@ def test_a_full_disk_is_seen_behind_another_error_and_in_the_words_of_a_compiler
     compiler = RuntimeError("as: /tmp/x.o: fatal error: can't write: No space left on device")
     assert is_full(compiler)
     assert unwritten(compiler) is None
+    assert is_full(RuntimeError("g++: File size limit exceeded signal terminated program cc1plus"))
     assert not is_full(OSError(errno.EACCES, os.strerror(errno.EACCES)))
 
 

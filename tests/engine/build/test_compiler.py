@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import torch
 
-from engine.build.compiler import check_compiler, require_compiler
+from engine.build.compilation import compile_package
+from engine.build.compiler import check_compiler, compiler_told, require_compiler
 from engine.build.native import build_native
 from engine.errors import ArtifactError
 
@@ -66,3 +69,43 @@ def test_native_library_failing_to_build_quotes_the_compiler(
     with pytest.raises(ArtifactError, match=r"broken\.cpp"):
         build_native(check_compiler(), tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+class Once(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "c++: fatal error: Killed signal terminated program cc1plus",
+            "Killed .* cc1plus; it had too little",
+        ),
+        ("In file included from x.cpp:\nx.cpp:3:9: error: no such thing\ncompilation terminated.", "no such"),
+        ("", "without a word"),
+    ],
+)
+def test_one_that_dies_while_it_compiles(
+    words: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Torch's error is its whole command line and pages of trace."""
+    script = f'case "$*" in *--version*) exec "$REAL" "$@";; esac\nprintf \'{words}\' >&2\nexit 1'
+    path = pretend(monkeypatch, tmp_path, script)
+    exported = torch.export.export(Once(), (torch.zeros(4),))
+    with (
+        torch._inductor.config.patch({"cpp.cxx": (str(path),)}),
+        pytest.raises(ArtifactError, match=rf"compiler {re.escape(str(path))} failed: .*{said}") as raised,
+        compiler_told(),
+    ):
+        compile_package(exported, tmp_path / "made.pt2")
+    assert "--debug" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_no_compiler_said_stays_as_it_is() -> None:
+    error = RuntimeError("of torch")
+    with pytest.raises(RuntimeError) as raised, compiler_told():
+        raise error
+    assert raised.value is error
