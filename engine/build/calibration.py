@@ -10,6 +10,7 @@ say. Runs on the decoder's device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import repeat
 
 import torch
 from torch import Tensor, nn
@@ -23,15 +24,23 @@ MARGIN = 2.0  # the largest value seen fills half the range; e4m3 loses no preci
 
 
 def calibrate(
-    decoder: PackedDecoder, batches: Iterable[PackedBatch], margin: float = MARGIN
-) -> dict[str, float]:
-    """Module name of each linear layer and norm -> scale of its input; ValueError where no batch is given."""
+    decoder: PackedDecoder, batches: Iterable[PackedBatch], exact: Iterable[Tensor | None] = repeat(None),
+    margin: float = MARGIN,
+) -> dict[str, float]:  # fmt: skip
+    """Module name of each linear layer and norm -> scale of its input; ValueError where no batch is given.
+
+    `exact`: of each batch bool[T], tokens that no 8-bit matrix will see, so that they say nothing; or None.
+    """
     device = decoder.inv_freq.device
     largest: dict[str, Tensor] = {}
+    kept: Tensor | None = None
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def look(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            seen = inputs[0].detach().abs().max().float()
+            rows = inputs[0].detach()
+            if kept is not None and len(rows) == len(kept):  # not the last tokens' alone
+                rows = rows[kept]
+            seen = rows.abs().max().float()
             largest[name] = torch.maximum(largest[name], seen) if name in largest else seen
 
         return look
@@ -41,7 +50,8 @@ def calibrate(
     hooks = [module.register_forward_pre_hook(watch(name)) for name, module in modules]
     try:
         with torch.inference_mode():
-            for batch in batches:
+            for batch, left_out in zip(batches, exact, strict=False):
+                kept = None if left_out is None else ~left_out.to(device)
                 decoder(batch.input_ids.to(device), batch.positions.to(device), batch.cu_seqlens.to(device))
     finally:
         for hook in hooks:

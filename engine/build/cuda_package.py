@@ -37,12 +37,12 @@ from engine.models.hopper_weights import Rounded
 from engine.models.plan import FIRST_E4M3, NO_KERNELS, HopperKernels, Plan, choose_plan, restrict_plan
 from engine.models.plan import Precision as PlanPrecision
 from engine.models.weights import EMBEDDING, LM_HEAD, NARROW_HEAD, NARROW_HEAD_SCALE
-from engine.packed import pack
+from engine.quant.agreement import exact_rows
 from engine.quant.laboratory import CALIBRATION_TOKENS
 from engine.quant.rotation import FINAL_NORM
 from engine.quant.schemes import Form, Scheme
 from engine.quant.study import Study
-from engine.quant.texts import Text, spread
+from engine.quant.texts import Text, batches, spread
 
 Progress = Callable[[str], None]
 
@@ -191,8 +191,10 @@ def _prepare(
     if plan.quantises and plan.scaling == "static":
         progress("calibrating")
         decoder = PackedDecoder.from_weights(checkpoint.architecture, weights, spec.bounds.tokens_per_sample)
-        samples = [text.ids for text in texts] or _calibration_samples(spec, checkpoint)
-        scales = calibrate(decoder, (pack([ids]) for ids in samples))
+        samples = texts or [Text(tuple(ids)) for ids in _calibration_samples(spec, checkpoint)]
+        given = list(batches(samples))
+        exact = [exact_rows(some, len(packed.input_ids)) for some, packed in given]
+        scales = calibrate(decoder, [packed for _, packed in given], exact)
     return prepare_weights(
         weights, checkpoint.architecture, plan,
         max_seqlen=spec.max_positions, input_scales=scales, rounded=rounded,

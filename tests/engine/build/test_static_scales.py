@@ -12,11 +12,16 @@ import torch
 
 import engine.build.cuda_package
 from engine.build import BuildSpec, build_artifact
+from engine.build.calibration import calibrate
 from engine.build.spec import Calibration
+from engine.models.decoder import PackedDecoder
 from engine.packed import BatchBounds, PackedBatch
 from engine.pipeline_config import PipelineConfig
+from engine.quant.agreement import exact_rows
 from engine.quant.budget import Budget
+from engine.quant.texts import Text, batches
 from hopper_models import PIPELINE, save_tiny
+from random_decoders import make_architecture, random_weights
 
 BOUNDS = BatchBounds(samples=32, tokens=1024, tokens_per_sample=128)
 
@@ -32,7 +37,7 @@ def test_the_texts_that_were_given_are_the_ones(
     """Of --calibrate's texts scales knew nothing: random probes made them."""
     lengths: list[int] = []
 
-    def calibrate(_: Any, batches: Iterable[PackedBatch]) -> dict[str, float]:
+    def calibrate(_: Any, batches: Iterable[PackedBatch], *more: Any) -> dict[str, float]:
         lengths.extend(count for batch in batches for count in batch.cu_seqlens.diff().tolist())
         raise StopError
 
@@ -58,3 +63,23 @@ def test_the_texts_that_were_given_are_the_ones(
     real = [length for length in lengths if length > 1]
     assert len(real) == {"calibrate": 2, "calibration": 1}.get(given, len(real))  # one request in five
     assert (len(real) > 5) == (given == "nothing")
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+def test_tokens_of_a_constant_prefix_say_nothing(left_out: bool) -> None:
+    """They are served in full precision, and the largest by far: studied that way, calibrated otherwise."""
+    architecture = make_architecture()
+    weights = random_weights(architecture)
+    weights["embed_tokens.weight"][7] *= 100
+    decoder = PackedDecoder.from_weights(architecture, weights, 96)
+    texts = [Text((7, 3, n, 5, n + 1), prefix=1) for n in range(10, 20)]
+    ((some, packed),) = batches(texts)
+    exact = exact_rows(some, len(packed.input_ids))
+    scales = calibrate(decoder, [packed], [exact] if left_out else [None])
+    plain = float(weights["embed_tokens.weight"][[3, 5, *range(10, 21)]].abs().max()) * 2 / 448
+    assert set(scales) == set(calibrate(decoder, [packed]))
+    if left_out:
+        assert scales["layers.0.attention_norm"] == pytest.approx(plain)
+        assert scales["norm"] > plain  # of the last tokens alone, which are not of the prefix
+    else:
+        assert scales["layers.0.attention_norm"] > 10 * plain
