@@ -3,7 +3,7 @@
 A subcommand's module is imported only when it is called, so that `boundgen --help` answers at once and never
 loads torch. This is the one place of the project that imports its own modules by name; the table says which.
 Exit status: 0 done, 1 the work itself failed or found something wrong, 2 wrong use or input, 3 nothing
-that could be done (replay).
+that could be done or compared (replay).
 """
 
 from __future__ import annotations

@@ -107,7 +107,8 @@ def replay(
     (which requests shared a batch then is not recorded; sharing moves numbers only within the tolerance).
     Publishes nothing, joins no group, commits nothing. Requests that expired, were cancelled or were turned
     away for load are run but not compared. Exit status: 0 the same, 1 differences, 2 wrong use or input, 3
-    nothing was run: none was selected, or none of a pipeline of WORKER_CONFIG; so nothing was found the same.
+    nothing was run or compared: none was selected, none is of a pipeline of WORKER_CONFIG, or none has a reply
+    to compare with; so nothing was found the same.
     """
     settings = _read_config(config)
     first_offset, last_offset = read_offsets(offsets)
@@ -228,3 +229,6 @@ def _tell(run: Replay, found: CaptureSet, as_json: bool, models: dict[str, str])
         raise typer.Exit(EXIT_NOTHING)
     if failed:
         raise typer.Exit(1)
+    if not (run.report.compared or run.repeats or run.explained):
+        console.print("nothing was compared: so nothing is known to be the same")
+        raise typer.Exit(EXIT_NOTHING)
