@@ -107,8 +107,8 @@ def replay(
     (which requests shared a batch then is not recorded; sharing moves numbers only within the tolerance).
     Publishes nothing, joins no group, commits nothing. Requests that expired, were cancelled or were turned
     away for load are run but not compared. Exit status: 0 the same, 1 differences, 2 wrong use or input, 3
-    nothing was run or compared: none was selected, none is of a pipeline of WORKER_CONFIG, or none has a reply
-    to compare with; so nothing was found the same.
+    nothing was run or compared: none was selected, none is of a pipeline of WORKER_CONFIG, or none has a
+    reply to compare with; so nothing was found the same.
     """
     settings = _read_config(config)
     first_offset, last_offset = read_offsets(offsets)
