@@ -24,8 +24,10 @@ def whole(*size: int) -> Tensor:
 
 
 def rough(hidden: Tensor, rows: Tensor) -> Tensor:
+    """Off by as much as 8 bits are. Errors of tens would leave of a norm, its pool taken out,
+    what float32 rounds differently in another order: 0.2 of a norm was seen."""
     logits = hidden.flatten(0, 1) @ rows.t()
-    return (logits * (1 + 0.05 * torch.randn_like(logits))).view(*hidden.shape[:-1], -1)
+    return (logits + 0.3 * torch.randn_like(logits)).view(*hidden.shape[:-1], -1)
 
 
 def on_host(found: Any) -> Any:
