@@ -41,7 +41,8 @@ class Pool:
     512. tools/bench/RESULTS.md, "Ranks of beams", has why.
 
     Not more than there are chunks, if these are more than `few`: then selection would compare all candidates
-    with each other, and that is a first expansion's, whose last pairs hardly win.
+    with each other. That is a first expansion's, whose last pairs hardly win, and of legal nodes with at most
+    CHUNK edges every step's.
     """
 
     factor: int = 3
