@@ -7,7 +7,7 @@ accuracy.svg beside the manifest, whatever the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ from engine.prefixes import ConstantPrefix
 from engine.quant.agreement import Agreement, Answers, answer, compare
 from engine.quant.budget import Budget
 from engine.quant.emulation import EmulatedDecoder
-from engine.quant.laboratory import WHOLE, Model
+from engine.quant.laboratory import WHOLE, Laboratory, Model
+from engine.quant.preparation import Prepared
 from engine.quant.ranks import Ranks
 from engine.quant.requests import TextSets, read_texts
 from engine.quant.schemes import Scheme
@@ -51,11 +52,13 @@ class FullPrecision:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The study, and the texts that the finished package is judged by."""
+    """The study, and the texts that the finished package is judged by. `made`: matrices that the package may
+    be of, rounded by the study; whoever builds takes them out, so that they are not held any longer."""
 
     study: Study
     texts: TextSets
     budget: Budget
+    made: list[Prepared] = field(default_factory=list)
 
 
 def study_accuracy(
@@ -69,13 +72,24 @@ def study_accuracy(
     searched = any(text.search for text in (*texts.choose, *texts.judge))
     device = CPU if searched else emulation_device(spec, checkpoint, STUDIED)
     model = model_of(checkpoint, device)
-    study = run_study(model, texts, schemes, calibration.budget, times, progress, serving)
+    kept: list[Laboratory] = []
+    study = run_study(model, texts, schemes, calibration.budget, times, progress, serving, kept.append)
+    made = _hand_over(kept.pop(), spec, study)
     give_back(device)
     study = replace(study, notes=(*study.notes, *_notes(spec, texts)))
     for name, text in ((REPORT, study.to_json()), (CHART, study.draw(spec.name))):
         with writing(folder / name):
             (folder / name).write_text(text, encoding="utf-8")
-    return Accuracy(study, texts, calibration.budget)
+    return Accuracy(study, texts, calibration.budget, made)
+
+
+def _hand_over(laboratory: Laboratory, spec: BuildSpec, study: Study) -> list[Prepared]:
+    """In the form that the package will have; none where it will be of no such matrices."""
+    if spec.precision in (None, "bf16") or (spec.precision, spec.device) == ("auto", "cpu"):
+        return []
+    if spec.precision == "auto":
+        return [laboratory.hand_over(study.form)]
+    return [laboratory.hand_over("stream" if spec.precision == "int8" else "plain")]
 
 
 def _notes(spec: BuildSpec, texts: TextSets) -> list[str]:

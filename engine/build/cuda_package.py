@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,9 +23,10 @@ from engine.build.cuda_beam_package import plan_beams, write_cuda_beam_packages
 from engine.build.emulation_device import ROUNDED, emulation_device, give_back
 from engine.build.gate_choice import choose_gate
 from engine.build.hopper_library import compile_kernels, finds_kernels
-from engine.build.integers import on_device, round_decoder
+from engine.build.integers import on_device, round_decoder, take_rounded
 from engine.build.native import default_cache
 from engine.build.probes import probe_samples
+from engine.build.rounding import Rounding
 from engine.build.spec import BuildSpec, Precision
 from engine.disk import writing
 from engine.manifest import PACKAGE, WEIGHTS
@@ -40,7 +42,7 @@ from engine.models.weights import EMBEDDING, LM_HEAD, NARROW_HEAD, NARROW_HEAD_S
 from engine.quant.agreement import exact_rows
 from engine.quant.laboratory import CALIBRATION_TOKENS
 from engine.quant.rotation import FINAL_NORM
-from engine.quant.schemes import Form, Scheme
+from engine.quant.schemes import Scheme
 from engine.quant.study import Study
 from engine.quant.texts import Text, batches, spread
 
@@ -54,16 +56,16 @@ def write_cuda_package(
     folder: Path,
     progress: Progress,
     study: Study | None = None,
-    texts: Sequence[Text] = (),
+    rounding: Rounding | None = None,
 ) -> Plan:
     """Plan for the device that is here, then write_planned_package; the plan goes to the manifest.
 
-    `study`: what "auto" chose, by measured accuracy. `texts`: to calibrate on.
+    `study`: what "auto" chose, by measured accuracy. `rounding`: on what, its form aside.
     """
-    form: Form = "stream"
+    rounding = rounding or Rounding()
     if precision == "auto":
         assert study is not None
-        form = study.form if study.form != "plain" else form
+        rounding = replace(rounding, form=study.form if study.form != "plain" else rounding.form)
         precision = "fp8" if study.form == "plain" else "int8"
     (plan,), library = plan_device(spec, [precision], checkpoint.architecture, progress)
     if study is not None and spec.precision == "auto":
@@ -75,7 +77,7 @@ def write_cuda_package(
     for note in plan.notes:
         progress(f"plan: {note}")
     head = study is None or spec.precision != "auto" or study.narrow_head
-    return write_planned_package(spec, plan, checkpoint, folder, progress, texts, form, narrow=head)
+    return write_planned_package(spec, plan, checkpoint, folder, progress, rounding, narrow=head)
 
 
 def int8_scheme(spec: BuildSpec, architecture: Architecture) -> Scheme | None:
@@ -135,14 +137,12 @@ def write_planned_package(
     checkpoint: Checkpoint,
     folder: Path,
     progress: Progress,
-    texts: Sequence[Text] = (),
-    form: Form = "stream",
+    rounding: Rounding,
     *,
     narrow: bool = True,
 ) -> Plan:
     """Replaces the weights in `folder` by prepared ones and writes the package; returns the plan with what
-    calibration decided. `texts`: to calibrate on; `form`: of a rotated plan; `narrow`: a search's
-    head too, where any matrix is in 8 bits.
+    calibration decided. `narrow`: a search's head too, where any matrix is in 8 bits.
 
     On a CPU the same package comes out, with the operations' oracles in it.
     """
@@ -152,9 +152,9 @@ def write_planned_package(
     if plan.rotated:
         if checkpoint.tied:  # the head keeps its own channels
             stored[LM_HEAD] = weights[EMBEDDING]
-        plan, prepared = _prepare_rotated(spec, plan, checkpoint, progress, texts, form)
+        plan, prepared = _prepare_rotated(spec, plan, checkpoint, progress, rounding)
     else:
-        prepared = _prepare(spec, plan, checkpoint, weights, progress, texts)
+        prepared = _prepare(spec, plan, checkpoint, weights, progress, rounding)
     give_back(device)
     if spec.beam is not None:
         plan = choose_gate(plan, architecture, prepared, spec.bounds, spec.beam)
@@ -178,14 +178,17 @@ def write_planned_package(
 
 def _prepare(
     spec: BuildSpec, plan: Plan, checkpoint: Checkpoint, weights: Mapping[str, Tensor], progress: Progress,
-    texts: Sequence[Text],
+    rounding: Rounding,
 ) -> dict[str, Tensor]:  # fmt: skip
-    texts, scales = spread(texts, CALIBRATION_TOKENS), None
+    texts, scales, made = spread(rounding.texts, CALIBRATION_TOKENS), None, rounding.take()
     rounded: Mapping[int, Rounded] = {}
     if plan.quantises and texts:
-        progress("rounding matrices")
+        if made is None:
+            progress("rounding matrices")
         device, there = torch.device(spec.device), emulation_device(spec, checkpoint, ROUNDED)
-        changed, rounded = compensate_e4m3(checkpoint.architecture, checkpoint.weights, plan, texts, there)
+        changed, rounded = compensate_e4m3(
+            checkpoint.architecture, checkpoint.weights, plan, texts, there, made
+        )
         weights = {**weights, **{name: x.to(device, torch.bfloat16) for name, x in changed.items()}}
         rounded = on_device(rounded, device)
     if plan.quantises and plan.scaling == "static":
@@ -202,16 +205,18 @@ def _prepare(
 
 
 def _prepare_rotated(
-    spec: BuildSpec, plan: Plan, checkpoint: Checkpoint, progress: Progress, texts: Sequence[Text], form: Form
+    spec: BuildSpec, plan: Plan, checkpoint: Checkpoint, progress: Progress, rounding: Rounding
 ) -> tuple[Plan, dict[str, Tensor]]:
     progress("calibrating")
     device, there = torch.device(spec.device), emulation_device(spec, checkpoint, ROUNDED)
-    trusted = bool(texts or spec.calibration)
-    texts = texts or [Text(tuple(ids)) for ids in _calibration_samples(spec, checkpoint)]
-    made = round_decoder(
-        checkpoint.architecture, checkpoint.weights, plan, spread(texts, CALIBRATION_TOKENS),
-        trusted=trusted, say=progress, form=form, device=there,
-    )  # fmt: skip
+    made = take_rounded(plan, rounding.take(), rounding.form)
+    if made is None:
+        trusted = bool(rounding.texts or spec.calibration)
+        texts = rounding.texts or [Text(tuple(ids)) for ids in _calibration_samples(spec, checkpoint)]
+        made = round_decoder(
+            checkpoint.architecture, checkpoint.weights, plan, spread(texts, CALIBRATION_TOKENS),
+            trusted=trusted, say=progress, form=rounding.form, device=there,
+        )  # fmt: skip
     weights = {name: tensor.to(device) for name, tensor in made.weights.items()}
     prepared = prepare_weights(
         weights, checkpoint.architecture, made.plan,

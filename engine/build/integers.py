@@ -27,7 +27,7 @@ from engine.quant.emulation import EmulatedDecoder, Place
 from engine.quant.floats import Bf16Matrix
 from engine.quant.int8 import ROWS_A_SCALE, ExactRows, Int8Matrix, PredictedRows, StaticHeads
 from engine.quant.integers import LARGEST
-from engine.quant.preparation import prepare, principal_axes
+from engine.quant.preparation import Prepared, prepare, principal_axes
 from engine.quant.rotation import rotate
 from engine.quant.rows import Matrix
 from engine.quant.schemes import Form, Scheme
@@ -72,23 +72,34 @@ def round_decoder(
     found = rotate(wide, architecture, axes, still=form == "heads")
     decoder = EmulatedDecoder(architecture, found.weights, found.unrotate)
     say("rounding matrices")
-    wanted = {_scheme(layer, kind) for layer in plan.layers for kind in HOPPER_MATRICES}
-    shelf = prepare(decoder, packed, exact, sorted(wanted), form, compensated=trusted)
+    shelf = prepare(decoder, packed, exact, sorted(_wanted(plan)), form, compensated=trusted)
+    made = take_rounded(plan, Prepared(form, found.weights, found.unrotate, shelf), form)
+    assert made is not None
+    return made
 
-    rotated, layers, planned = dict(found.weights), {}, []
+
+def take_rounded(plan: Plan, made: Prepared | None, form: Form) -> Integers | None:
+    """A plan's matrices out of what a study has made, or None where that has not all of them in this form."""
+    if made is None or made.unrotate is None or not made.has(form, _wanted(plan)):
+        return None
+    rotated, layers, planned = dict(made.weights), {}, []
     for index, layer in enumerate(plan.layers):
         matrices: dict[str, Matrix] = {}
         for kind in HOPPER_MATRICES:
             place: Place = (index, kind)
-            matrix = matrices[kind] = shelf[_scheme(layer, kind)][place]
+            matrix = matrices[kind] = made.shelf[_scheme(layer, kind)][place]
             if isinstance(matrix, Bf16Matrix):
                 rotated[f"layers.{index}.{MODULES[kind]}.weight"] = matrix.weight
-        made = _by_kernels(matrices)
-        if made.matrices:
-            layers[index] = made
-        uneven = [kind for kind in ("qkv", "gate_up") if getattr(made.factors, kind) is None]
+        rounded = _by_kernels(matrices)
+        if rounded.matrices:
+            layers[index] = rounded
+        uneven = [kind for kind in ("qkv", "gate_up") if getattr(rounded.factors, kind) is None]
         planned.append(replace(layer, exact=tuple(uneven)))
-    return Integers(replace(plan, layers=tuple(planned)), rotated, found.unrotate, layers)
+    return Integers(replace(plan, layers=tuple(planned)), rotated, made.unrotate, layers)
+
+
+def _wanted(plan: Plan) -> set[Scheme]:
+    return {_scheme(layer, kind) for layer in plan.layers for kind in HOPPER_MATRICES}
 
 
 def _scheme(layer: LayerPlan, kind: str) -> Scheme:

@@ -31,6 +31,7 @@ from engine.build.cuda_package import write_cuda_package
 from engine.build.emulation_device import COMPARED, emulation_device
 from engine.build.native import build_native, default_cache
 from engine.build.parity import measure_parity
+from engine.build.rounding import Rounding
 from engine.build.spec import BuildSpec
 from engine.build.target import full_disk_told, require_folder, require_replaceable, require_room
 from engine.disk import writing
@@ -133,8 +134,8 @@ def _write_package(
     studied_alone = (spec.precision, spec.device) == ("auto", "cpu")
     if spec.precision is not None and not studied_alone:
         study = None if accuracy is None else accuracy.study
-        texts = () if accuracy is None else accuracy.texts.calibrate
-        return write_cuda_package(spec, spec.precision, checkpoint, folder, progress, study, texts)
+        rounding = Rounding() if accuracy is None else Rounding(accuracy.texts.calibrate, made=accuracy.made)
+        return write_cuda_package(spec, spec.precision, checkpoint, folder, progress, study, rounding)
     progress("exporting")
     device = torch.device(spec.device)
     weights = load_file(folder / WEIGHTS, device=spec.device)

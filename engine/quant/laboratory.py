@@ -18,7 +18,7 @@ from engine.packed import PackedBatch, pack
 from engine.quant.agreement import Agreement, Answers, answer, compare, exact_rows
 from engine.quant.beams import find_winners
 from engine.quant.emulation import EmulatedDecoder, Place
-from engine.quant.preparation import Shelf, prepare, principal_axes
+from engine.quant.preparation import Prepared, Shelf, prepare, principal_axes
 from engine.quant.ranks import Winners, compare_ranks
 from engine.quant.rotation import rotate
 from engine.quant.rows import Matrix
@@ -95,6 +95,11 @@ class Laboratory:
         shelf = self._shelves[form]
         kept = {place: matrix for place, matrix in shelf[scheme].items() if place[1] in self.serving.kinds}
         return shelf["bf16"] | kept
+
+    def hand_over(self, form: Form) -> Prepared:
+        """What was made in that form, for whoever builds of it."""
+        self.decoder(form)
+        return Prepared(form, *self._weights[form], self._shelves[form])
 
     def reference(self, texts: Sequence[Text]) -> Answers:
         """float32's answers."""

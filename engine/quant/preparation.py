@@ -6,7 +6,8 @@ second moments of only one matrix are in memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -19,6 +20,19 @@ from engine.quant.rows import STREAM, Matrix, Rows
 from engine.quant.schemes import Form, Scheme, make_matrix, unserved
 
 Shelf = dict[Scheme, dict[Place, Matrix]]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A decoder in one form, plain: as it was, and its matrices by scheme as calibration texts made them."""
+
+    form: Form
+    weights: Mapping[str, Tensor]
+    unrotate: Tensor | None
+    shelf: Shelf
+
+    def has(self, form: Form, schemes: Set[Scheme]) -> bool:
+        return self.form == form and schemes <= self.shelf.keys()
 
 
 def prepare(

@@ -79,14 +79,15 @@ class Study:
 
 def run_study(
     model: Model, texts: TextSets, schemes: Sequence[Scheme], budget: Budget, times: Times,
-    say: Say = lambda _: None, serving: Serving = WHOLE,
+    say: Say = lambda _: None, serving: Serving = WHOLE, keep: Callable[[Laboratory], None] = lambda _: None,
 ) -> Study:  # fmt: skip
     """Measure `schemes` (bf16 is always measured) whole, as far as `serving` has them, and choose among their
-    families; minutes for a small model."""
+    families; minutes for a small model. `keep` gets the laboratory, which nobody holds otherwise."""
     judge = tuple(spread(texts.judge, JUDGE_TOKENS))
     texts = TextSets(texts.calibrate, tuple(spread(texts.choose, CHOOSE_TOKENS)), judge)
     notes, served = _served(model, schemes)
     laboratory = Laboratory(model, texts.calibrate, say, serving)
+    keep(laboratory)
     laboratory.prepare("plain", [scheme for scheme in served if whole_form(scheme) == "plain"])
     layers = model.architecture.num_layers
     results = []

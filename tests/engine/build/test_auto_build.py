@@ -15,6 +15,7 @@ import torch
 import engine.artifact
 import engine.build.layer_times
 import engine.build.package
+from acted_device import ActedDevice
 from auto_builds import calibration, check_study, run_oracles, save_model
 from engine.artifact import Artifact
 from engine.build import BuildSpec, build_artifact
@@ -26,20 +27,6 @@ from hopper_models import QUERIES, answer_queries
 
 BOUNDS = BatchBounds(samples=32, tokens=1024, tokens_per_sample=128)
 LENGTHS = (1, 64, 30, 2, 17)
-
-
-class ActedDevice(str):
-    """Where tensors go a CPU, to whoever asks a spec for its device CUDA."""
-
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return other == "cuda"
-
-    def __ne__(self, other: object) -> bool:
-        return other != "cuda"
-
-    __hash__ = str.__hash__
 
 
 @pytest.fixture
