@@ -23,7 +23,7 @@ from engine.build.cuda_beam_package import plan_beams, write_cuda_beam_packages
 from engine.build.emulation_device import ROUNDED, emulation_device, give_back
 from engine.build.gate_choice import choose_gate
 from engine.build.hopper_library import compile_kernels, finds_kernels
-from engine.build.integers import on_device, round_decoder, take_rounded
+from engine.build.integers import on_device, put, round_decoder, take_rounded
 from engine.build.native import default_cache
 from engine.build.probes import probe_samples
 from engine.build.rounding import Rounding
@@ -217,13 +217,13 @@ def _prepare_rotated(
             checkpoint.architecture, checkpoint.weights, plan, spread(texts, CALIBRATION_TOKENS),
             trusted=trusted, say=progress, form=rounding.form, device=there,
         )  # fmt: skip
-    weights = {name: tensor.to(device) for name, tensor in made.weights.items()}
+    weights = {name: put(tensor, device) for name, tensor in made.weights.items()}
     prepared = prepare_weights(
         weights, checkpoint.architecture, made.plan,
         max_seqlen=spec.max_positions, rounded=on_device(made.layers, device),
     )  # fmt: skip
     carried = {name: prepared[name].bfloat16() for name in (EMBEDDING, FINAL_NORM)}
-    return made.plan, prepared | carried | {UNROTATE: made.unrotate.to(device)}
+    return made.plan, prepared | carried | {UNROTATE: put(made.unrotate, device)}
 
 
 def _narrow_head(head: Tensor) -> dict[str, Tensor]:

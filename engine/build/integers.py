@@ -135,14 +135,20 @@ def _one(matrix: E4m3Matrix) -> Tensor:
 
 
 def on_device(rounded: Mapping[int, Rounded], device: torch.device) -> dict[int, Rounded]:
-    """The same, its matrices there."""
+    """The same, its matrices there, as tensors that may be exported."""
     return {
         index: Rounded(
             {
-                name: RoundedMatrix(each.values.to(device), each.scales.to(device))
+                name: RoundedMatrix(put(each.values, device), put(each.scales, device))
                 for name, each in layer.matrices.items()
             },
             layer.factors,
         )
         for index, layer in rounded.items()
     }
+
+
+def put(tensor: Tensor, device: torch.device) -> Tensor:
+    """On the device, and none that inference mode made: torch.export may not take such."""
+    there = tensor.to(device)
+    return there.clone() if there.is_inference() else there
