@@ -71,11 +71,13 @@ class Beam(_Frozen):
 
 
 class Source(_Frozen):
-    """Where the weights came from; config_sha256 is that of config.json or of the GGUF file."""
+    """Where the weights came from; config_sha256 is that of config.json or of the GGUF file, `weights` are those
+    of a directory's safetensors (None: a GGUF file, or a build that did not note them)."""
 
     path: str
     kind: Literal["huggingface", "gguf"]
     config_sha256: str
+    weights: dict[str, str] | None = None
 
 
 class Manifest(_Frozen):

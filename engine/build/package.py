@@ -30,6 +30,7 @@ from engine.build.compiler import CompilerCheck, compiler_told, require_compiler
 from engine.build.cuda_package import write_cuda_package
 from engine.build.emulation_device import COMPARED, emulation_device
 from engine.build.native import build_native, default_cache
+from engine.build.origin import describe_source
 from engine.build.parity import measure_parity
 from engine.build.rounding import Rounding
 from engine.build.spec import BuildSpec
@@ -42,7 +43,6 @@ from engine.manifest import (
     WEIGHTS,
     Manifest,
     Parity,
-    Source,
     file_digest,
     write_manifest,
 )
@@ -205,7 +205,6 @@ def _describe(
     spec: BuildSpec, checkpoint: Checkpoint, parity: Parity, compiler: CompilerCheck, folder: Path,
     plan: Plan | None,
 ) -> Manifest:  # fmt: skip
-    is_file = spec.model.is_file()
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return Manifest(
         format=FORMAT,
@@ -224,11 +223,7 @@ def _describe(
         head=checkpoint.head,
         labels=checkpoint.labels,
         ignored_options=spec.ignore_options,
-        source=Source(
-            path=str(spec.model.resolve()),
-            kind="gguf" if is_file else "huggingface",
-            config_sha256=file_digest(spec.model if is_file else spec.model / "config.json"),
-        ),
+        source=describe_source(spec.model),
         parity=parity,
         files={path.relative_to(folder).as_posix(): file_digest(path) for path in files},
         plan=None if plan is None else plan.to_manifest(),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from tools.cli import app
@@ -45,7 +47,20 @@ def test_over_the_budget_is_a_failure_with_a_mend(doctor: Any) -> None:
     (finding,) = json.loads(result.output.splitlines()[-1])["findings"]
     assert "allowed 0" in finding["detail"]
     assert "--calibrate" in finding["mend"]
-    assert "--model" in finding["mend"]  # a checkpoint that was trained on since is another model
+
+
+def test_a_checkpoint_that_was_trained_on_is_another_model(
+    doctor: Any, tmp_path: Path, tiny_causal: Any
+) -> None:
+    """Of the same shape, under the same config.json: only its weights tell."""
+    retrained = shutil.copytree(tiny_causal.checkpoint, tmp_path / "retrained")
+    weights = load_file(retrained / "model.safetensors")
+    save_file({name: x * 1.01 for name, x in weights.items()}, retrained / "model.safetensors")
+    result = doctor("--model", str(retrained), "--json")
+    assert result.exit_code == 1
+    (finding,) = json.loads(result.output.splitlines()[-1])["findings"]
+    assert f"checkpoint {retrained}: model.safetensors has sha256" in finding["detail"]
+    assert "--model" in finding["mend"]
 
 
 def test_texts_that_are_not_there(doctor: Any) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from engine.artifact import Artifact
 from engine.build.accuracy import FullPrecision, load_texts, measure_package, model_of
+from engine.build.origin import what_differs
 from engine.build.spec import Calibration
 from engine.build.winners import count_winners, searcher
 from engine.errors import ArtifactError, ConfigError
@@ -53,10 +54,7 @@ def check_answers(folder: Path, model: Path | None, calibration: Calibration) ->
         return
     detail = f"{folder}: {describe(found)}"
     if (reason := calibration.budget.broken(found)) is not None:
-        mend = (
-            "build again with --calibrate on such texts, or in more precision; or raise the budget; "
-            "if the checkpoint has changed since, name the one it was built from with --model"
-        )
+        mend = "build again with --calibrate on such texts, or in more precision; or raise the budget"
         yield fail("answers", f"{detail}: {reason}", mend)
     else:
         yield ok("answers", detail)
@@ -80,11 +78,16 @@ def describe(found: Agreement) -> str:
 
 
 def measure_artifact(artifact: Artifact, moved: Path | None, calibration: Calibration) -> Agreement:
-    """`moved`: where the checkpoint is now. ArtifactError, ConfigError as the loaders of checkpoint and texts
-    raise them."""
+    """`moved`: where the checkpoint is now. ArtifactError for another checkpoint than the artifact's;
+    ArtifactError, ConfigError as the loaders of checkpoint and texts raise them."""
     built = artifact.manifest
+    model_path = moved or Path(built.source.path)
+    if model_path.exists() and (reason := what_differs(built.source, model_path)) is not None:
+        raise ArtifactError(
+            f"checkpoint {model_path}: {reason}: answers of another model say nothing about it"
+        )
     checkpoint = load_checkpoint(
-        moved or Path(built.source.path),
+        model_path,
         max_tokens=built.bounds.tokens_per_sample,
         ignore=built.ignored_options,
     )
