@@ -71,8 +71,8 @@ class Beam(_Frozen):
 
 
 class Source(_Frozen):
-    """Where the weights came from; config_sha256 is that of config.json or of the GGUF file, `weights` are those
-    of a directory's safetensors (None: a GGUF file, or a build that did not note them)."""
+    """Where the weights came from. config_sha256 is of config.json or the GGUF file, `weights` of each
+    of a directory's safetensors; None where a build did not note them."""
 
     path: str
     kind: Literal["huggingface", "gguf"]

@@ -93,10 +93,11 @@ class Committer:
         if self.failing_since_s is None:
             self.failing_since_s = time.monotonic()
         if (kept := self._throttle.allow("commit")) is not None:
+            waited = f"no answer within {self._timeout_s:g} s (kafka.commit_timeout_ms)"
             log.warning(
                 "commit failed: tried again; a crash now would repeat these records",
                 records=self._tracker.num_uncommitted,
-                error=repr(error),
+                error=waited if isinstance(error, TimeoutError) else repr(error),
                 kept_back=kept,
             )
 

@@ -78,7 +78,7 @@ class RedisLine:
         """Connect; where Redis does not answer, go on without it and keep trying."""
         await self._connect()
         if not self.open:
-            log.warning("redis_unavailable", effect="requests keep their messages' own deadlines")
+            log.warning("Redis does not answer", effect="requests keep their messages' own deadlines")
         self._keeper = asyncio.create_task(self._keep(), name="redis-line")
 
     async def close(self) -> None:
@@ -183,7 +183,11 @@ class RedisLine:
 
     def _close_door(self, reason: str) -> None:
         self._closed_until_s = monotonic() + self._options.retry_ms / 1000
-        log.warning("redis_unavailable", reason=reason, effect="requests keep their messages' own deadlines")
+        log.warning(
+            "Redis is left alone for a while",
+            reason=reason,
+            effect="requests keep their messages' own deadlines",
+        )
 
     async def _drop(self) -> None:
         connection, self._connection = self._connection, None
