@@ -33,6 +33,7 @@ from engine.quant.preparation import Prepared
 from engine.quant.ranks import Ranks
 from engine.quant.requests import TextSets, read_texts
 from engine.quant.schemes import Scheme
+from engine.quant.serving import Serving
 from engine.quant.study import Study, run_study
 from engine.quant.texts import Text, batches
 
@@ -68,12 +69,11 @@ def study_accuracy(
     schemes = choose_schemes(spec, checkpoint.architecture)
     texts = load_texts(calibration, checkpoint, spec.bounds)
     times = find_times(spec, checkpoint.architecture, schemes, progress)
-    serving = WHOLE if spec.beam is None else SERVING
     searched = any(text.search for text in (*texts.choose, *texts.judge))
     device = CPU if searched else emulation_device(spec, checkpoint, STUDIED)
     model = model_of(checkpoint, device)
     kept: list[Laboratory] = []
-    study = run_study(model, texts, schemes, calibration.budget, times, progress, serving, kept.append)
+    study = run_study(model, texts, schemes, calibration.budget, times, progress, _serving(spec), kept.append)
     made = _hand_over(kept.pop(), spec, study)
     give_back(device)
     study = replace(study, notes=(*study.notes, *_notes(spec, texts)))
@@ -92,6 +92,13 @@ def _hand_over(laboratory: Laboratory, spec: BuildSpec, study: Study) -> list[Pr
     return [laboratory.hand_over("stream" if spec.precision == "int8" else "plain")]
 
 
+def _serving(spec: BuildSpec) -> Serving:
+    """A search's head is in e4m3 where the device multiplies that, whatever its matrices are in."""
+    if spec.beam is None:
+        return WHOLE
+    return replace(SERVING, narrow_head=spec.device == "cpu" or serves_e4m3(spec))
+
+
 def _notes(spec: BuildSpec, texts: TextSets) -> list[str]:
     """What a reader of the study might take for measured, and is not."""
     notes = []
@@ -105,7 +112,7 @@ def _notes(spec: BuildSpec, texts: TextSets) -> list[str]:
 def choose_schemes(spec: BuildSpec, architecture: Architecture) -> tuple[Scheme, ...]:
     """Those that have kernels on the device, or all; ConfigError for scales that its kernels do not know."""
     if spec.device == "cpu":
-        return ("e4m3_static", "e4m3_token", "int8")
+        return ("e4m3_static", "e4m3_token", "int8" if spec.beam is None else "int8_exact")
     integers = int8_scheme(spec, architecture)
     if spec.precision == "int8":
         return (integers or "int8",)

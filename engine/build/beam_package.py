@@ -32,8 +32,6 @@ def check_beam(spec: BuildSpec, checkpoint: Checkpoint) -> None:
         return
     if checkpoint.lm_head is None:
         raise ConfigError("beam_width", spec.beam.width, "the checkpoint has no language model head")
-    if spec.precision == "int8":
-        raise ConfigError("precision", spec.precision, "is not there for beams; bf16 and fp8 are")
     if spec.bounds.tokens_per_sample > MAX_PROMPT:
         reason = f"prompts of beams have at most {MAX_PROMPT}"
         raise ConfigError("bounds.tokens_per_sample", spec.bounds.tokens_per_sample, reason)

@@ -33,7 +33,7 @@ from engine.runtime.lanes import LanePool
 from engine.runtime.native import load_weights
 
 # Sums of steps + 1 log-probabilities, each as far off as parity.py says.
-_TOLERANCES = {"float32": 1e-2, "bfloat16": 3.0, "fp8": 6.0}
+_TOLERANCES = {"float32": 1e-2, "bfloat16": 3.0, "fp8": 6.0, "int8": 6.0}
 _WIDTH, _PROMPTS, _LENGTHS = 4, 4, range(4, 65)  # what a plain search can bear
 
 
@@ -63,7 +63,8 @@ def measure_beam(
         head = HeadWeight(weight, *narrow)
         lanes = BeamLanes(pool, folder, bounds, head, dataclasses.asdict(architecture), kept)
         run, longest = searcher(lanes), spec.bounds.tokens_per_sample
-        precision = "fp8" if plan is not None and plan.quantises else spec.dtype_name
+        eight = "int8" if plan is not None and plan.rotated else "fp8"
+        precision = eight if plan is not None and plan.quantises else spec.dtype_name
         parity = measure_beam_parity(checkpoint, run, bounds, longest, precision)
         ranks = count_winners(model_of(checkpoint), texts, run, bounds) if texts else None
         return Beam(bounds=bounds, parity=parity), ranks

@@ -26,19 +26,29 @@ from engine.runtime.beam_buckets import whole_steps
 
 SERVING = Serving(kinds=("gate_up", "down"), narrow_head=True)
 NOTE = "beams: the attention's projections stay bf16, every layer goes the portable path"
-LOSS_NOTE = (
-    "beams: 8 bits may change which sequences win (SmolLM2-135M kept 75% of float32's, bf16 96%); "
-    "measure it with --calibrate FILE --pipeline FILE, build with --precision auto or bf16"
-)
+LOSS = "beams: 8 bits may change which sequences win"
+KEPT = {"int8": 87, "fp8": 75}  # percent of float32's winners, tools/bench/RESULTS.md
+STAYS_NOTE = "beams: neither gate_up nor down can be in int8; every matrix stays bf16"
 
 
 def plan_beams(plan: Plan, *, counted: bool = False) -> Plan:
     """`plan` as a search takes it: quantising attention's few columns costs more than its products gain.
     `counted`: the winners that it keeps are, so nobody has to be told to."""
     layers = tuple(replace(layer, qkv="bf16", output="bf16", path="portable") for layer in plan.layers)
-    narrow = any("fp8" in (x.gate_up, x.down) for x in layers)
-    notes = (NOTE, LOSS_NOTE) if narrow and not counted else (NOTE,)
-    return replace(plan, layers=layers, notes=(*plan.notes, *notes), library=None)
+    used = {precision for layer in layers for precision in (layer.gate_up, layer.down)} - {"bf16"}
+    notes = [NOTE]
+    if used and not counted:
+        notes.append(_loss_note(min(KEPT[each] for each in used)))
+    if plan.rotated and not used:
+        notes.append(STAYS_NOTE)
+    return replace(
+        plan, layers=layers, notes=(*plan.notes, *notes), library=None, rotated=plan.rotated and bool(used)
+    )
+
+
+def _loss_note(kept: int) -> str:
+    mend = "measure it with --calibrate FILE --pipeline FILE, build with --precision auto or bf16"
+    return f"{LOSS} (SmolLM2-135M kept {kept}% of float32's, bf16 96%); {mend}"
 
 
 def write_cuda_beam_packages(

@@ -77,19 +77,19 @@ def write_cuda_package(
     for note in plan.notes:
         progress(f"plan: {note}")
     head = study is None or spec.precision != "auto" or study.narrow_head
-    return write_planned_package(spec, plan, checkpoint, folder, progress, rounding, narrow=head)
+    narrow = head and serves_e4m3(spec)  # which int8 does not say
+    return write_planned_package(spec, plan, checkpoint, folder, progress, rounding, narrow=narrow)
 
 
 def int8_scheme(spec: BuildSpec, architecture: Architecture) -> Scheme | None:
     """How the device that is here would run int8 matrices of such layers: with predicted scales on the hopper
-    path, with exact ones on the portable path; None for a search, which does not."""
-    if spec.beam is not None:
-        return None
-    hopper = spec.kernels != "portable" and finds_kernels()
+    path, with exact ones on the portable path, which a search goes; None where no matrix can be."""
+    hopper = spec.beam is None and spec.kernels != "portable" and finds_kernels()
     kernels = HopperKernels("to be compiled") if hopper else NO_KERNELS
     plan = choose_plan(
         architecture, "int8", arch=_arch(spec), static=True, kernels=kernels, bounds=spec.bounds
     )
+    plan = plan if spec.beam is None else plan_beams(plan)
     if not plan.rotated:
         return None
     return "int8_exact" if plan.library is None else "int8"

@@ -15,7 +15,6 @@ from engine.models.cuda_layers import CudaLayer
 from engine.ops.portable.attention import varlen_attention
 from engine.ops.portable.kept_attention import kept_beam_attention
 from engine.ops.portable.kept_rotary import Kept, head_norm_rope_keep
-from engine.ops.portable.norm import add_rms_norm
 from engine.ops.portable.quantised import Activation
 
 
@@ -24,9 +23,6 @@ class _BeamPass(CudaDecoder):
 
     def each_layer(self) -> list[CudaLayer]:
         return [cast(CudaLayer, layer) for layer in self.layers]
-
-    def finish(self, x: Tensor, delta: Tensor | None) -> Tensor:
-        return add_rms_norm(x, delta, self.norm.weight, self.eps)[1].values
 
 
 class CudaPromptDecoder(_BeamPass):

@@ -118,6 +118,10 @@ class CudaDecoder(nn.Module):
                     given = replace(given, before=(before[0], keys, values))
                 x, delta = layer(x, delta, given, last if layer is layers[-1] else None)
         assert x is not None
+        return self.finish(x, delta)
+
+    def finish(self, x: Tensor, delta: Tensor | None) -> Tensor:
+        """The stream after the last layer -> bf16 rows, normed, in the model's own channels."""
         if not self.rotated:
             return add_rms_norm(x, delta, self.norm.weight, self.eps)[1].values
         rows = x.float() if delta is None else x.float() + delta.float()

@@ -27,7 +27,11 @@ pytestmark = pytest.mark.gpu
 WIDTH, STEPS = 8, 3
 BOUNDS = BatchBounds(samples=8, tokens=512, tokens_per_sample=64)
 PROMPTS = [[5, 6, 7], [100, 200, 42, 17, 3, 9, 250], [42] * 30]
-TOLERANCE = {"bf16": 0.3, "fp8": 1.5}  # of a score, the sum of four log-probabilities
+TOLERANCE = {"bf16": 0.3, "fp8": 1.5, "int8": 0.8}  # of a score, the sum of four log-probabilities
+
+KINDS: dict[str, tuple[str, dict[str, int]]] = {
+    "bf16": ("bias", {}), "fp8": ("norm", {}), "int8": ("int8", {"hidden_size": 192}),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,11 +48,11 @@ class Built:
     precision: str
 
 
-@pytest.fixture(scope="module", params=["bf16", "fp8"])
+@pytest.fixture(scope="module", params=["bf16", "fp8", "int8"])
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder, precision = tmp_path_factory.mktemp(request.param), request.param
-    kind = "norm" if precision == "fp8" else "bias"
-    checkpoint = save_tiny(folder / "checkpoint", kind, vocab_size=368, num_hidden_layers=2)
+    kind, sizes = KINDS[precision]
+    checkpoint = save_tiny(folder / "checkpoint", kind, vocab_size=368, num_hidden_layers=2, **sizes)
     spec = BuildSpec(
         checkpoint, folder / "out", "tiny", device="cuda", precision=precision, bounds=BOUNDS,
         beam=BeamBounds(WIDTH, STEPS, 4),

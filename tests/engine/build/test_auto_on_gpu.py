@@ -118,7 +118,7 @@ def test_a_search_is_chosen_by_its_winners(searches: Built) -> None:
     assert manifest.accuracy is not None
     assert manifest.plan is not None
     assert manifest.beam is not None
-    check_study(searches.artifact, ["e4m3_static"], [32, 160, 256], source())
+    check_study(searches.artifact, ["e4m3_static", "int8_exact"], [32, 160, 256], source())
     assert set(manifest.accuracy["times"]["saved"]) == {"gate_up", "down"}
     for plan in (*manifest.accuracy["plans"], {"agreement": manifest.accuracy["measured"]}):
         ranks = plan["agreement"]["ranks"]

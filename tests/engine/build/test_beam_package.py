@@ -71,13 +71,6 @@ def test_a_model_without_a_language_model_head(checkpoint: Checkpoint) -> None:
         check_beam(SPEC, replace(checkpoint, lm_head=None))
 
 
-def test_a_precision_that_searches_do_not_have(checkpoint: Checkpoint) -> None:
-    spec = replace(SPEC)
-    object.__setattr__(spec, "precision", "int8")  # a spec refuses it without a device
-    with pytest.raises(ConfigError, match="precision = 'int8': is not there for beams; bf16 and fp8 are"):
-        check_beam(spec, checkpoint)
-
-
 def test_a_missing_package_is_told(tiny_beam: Any, tmp_path: Path) -> None:
     for file in tiny_beam.artifact.iterdir():
         if file.name != "beam_step.pt2":

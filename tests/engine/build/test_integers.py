@@ -165,4 +165,8 @@ def test_int8_has_exact_scales_where_nothing_compiles_its_kernels(
     assert int8_scheme(dataclasses.replace(spec, kernels="portable"), KINDS["norm"]) == "int8_exact"
     monkeypatch.setenv("NVCC", "/nowhere/nvcc")
     assert int8_scheme(spec, KINDS["norm"]) == "int8_exact"
-    assert int8_scheme(dataclasses.replace(spec, beam=BeamBounds(4, 2, 1)), KINDS["norm"]) is None
+    monkeypatch.setenv("NVCC", str(nvcc))
+    search = dataclasses.replace(spec, beam=BeamBounds(4, 2, 1))  # goes the portable path
+    assert int8_scheme(search, KINDS["norm"]) == "int8_exact"
+    narrow = dataclasses.replace(KINDS["norm"], intermediate_size=200)  # attention alone could be in int8
+    assert int8_scheme(search, narrow) is None
