@@ -160,7 +160,7 @@ def test_work_is_that_of_the_formula() -> None:
 def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for options, said in (
         ({"shape": "gpt-2"}, "--shape = 'gpt-2': must be one of qwen2"),
-        ({"precision": "int8"}, "--precision = 'int8': must be one of bf16, fp8"),
+        ({"precision": "auto"}, "--precision = 'auto': must be one of bf16, fp8, int8"),
         ({"mixes": ("mean9",)}, "--mixes = 'mean9': must be one of short, long"),
         ({"requests": (33,)}, "--requests = 33: over --prompts = 32"),
         ({"in_flight": (0,)}, "--in-flight = '0': must be positive numbers"),

@@ -43,9 +43,10 @@ def test_what_prefixes_save_is_not_counted() -> None:
 def test_each_type_at_its_own_peak() -> None:
     narrow = narrow_matrices({"layers": [FP8, FP8 | {"qkv": "bf16"}]})
     assert narrow == {"qkv": 0.5, "output": 1, "gate_up": 1, "down": 0}
+    assert narrow_matrices({"layers": [FP8 | {"qkv": "int8"}]})["qkv"] == 1  # as fast as e4m3
     work = count_work(QWEN3, [100])
     fp8 = work.qkv / 2 + work.output + work.gate_up
-    assert work.in_fp8(narrow) == fp8
+    assert work.in_8_bits(narrow) == fp8
     assert ideal_s(work, narrow, Peaks(1e12, 2e12, 1)) == pytest.approx((work.flops - fp8 / 2) / 1e12)
     assert ideal_s(work, narrow_matrices(None), Peaks(1e12, 2e12, 1)) == work.flops / 1e12
     parameters = 28 * 1024 * (4096 + 2048 + 6144 + 3072)
@@ -58,7 +59,7 @@ def test_the_physics_of_a_known_card_and_of_another() -> None:
     assert peaks is not None
     found = physics(QWEN3, {}, peaks)
     assert found["floor_ms"] == found["compute_ms"] > found["memory_ms"] > 0
-    assert "0% in fp8" in physics_lines(found)[0]
+    assert "0% in 8 bits" in physics_lines(found)[0]
     assert peaks_of("NVIDIA A10") is None
     assert physics_lines(physics(QWEN3, {}, None))[1].startswith("floor: not known")
     assert ceiling_line({"copy_tbps": 4.1}) == "ceilings, sustained: copy 4.10 TB/s"

@@ -37,7 +37,7 @@ from tools.model_cache import cache_root
 
 Say = Callable[[str], None]
 VOCABULARY = 151_936  # of both Qwen shapes
-PRECISIONS = ("bf16", "fp8")
+PRECISIONS = ("bf16", "fp8", "int8")
 BEAM_SHAPE = "qwen2.5-0.5b"
 LISTS = ("mixes", "requests", "in_flight")
 

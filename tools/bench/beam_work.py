@@ -54,8 +54,8 @@ def count_flops(
     a: Architecture, lengths: Sequence[int], width: int, steps: int, narrow: Mapping[str, float],
     narrow_head: bool,
 ) -> tuple[float, float]:  # fmt: skip
-    """All of them, and those in fp8; `narrow` as shapes.narrow_matrices."""
+    """All of them, and those in 8 bits; `narrow` as shapes.narrow_matrices."""
     works = count_work(a, lengths), count_steps(a, lengths, width, steps)
     head = 2.0 * a.hidden_size * a.vocab_size * len(lengths) * (1 + width * steps)
     total = sum(work.flops for work in works) + head
-    return total, sum(work.in_fp8(narrow) for work in works) + head * narrow_head
+    return total, sum(work.in_8_bits(narrow) for work in works) + head * narrow_head

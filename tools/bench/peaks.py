@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Peaks:
-    """FLOP/s in bf16 and fp8, bytes/s of the memory."""
+    """FLOP/s in bf16 and in 8 bits (e4m3 and int8 alike), bytes/s of the memory."""
 
     bf16: float
     fp8: float

@@ -18,8 +18,9 @@ def physics(a: Architecture, narrow: Mapping[str, float], peaks: Peaks | None) -
     work, tokens = count_work(a, [LENGTH] * SAMPLES), SAMPLES * LENGTH
     num_bytes = least_bytes(a, tokens, narrow)
     found: dict[str, Any] = {
-        "samples": SAMPLES, "tokens": tokens, "flops": work.by_class(), "fp8_flops": work.in_fp8(narrow),
-        "bytes": num_bytes, "compute_ms": None, "memory_ms": None, "floor_ms": None,
+        "samples": SAMPLES, "tokens": tokens, "flops": work.by_class(),
+        "flops_8_bits": work.in_8_bits(narrow), "bytes": num_bytes,
+        "compute_ms": None, "memory_ms": None, "floor_ms": None,
     }  # fmt: skip
     if peaks is not None:
         compute, memory = 1e3 * ideal_s(work, narrow, peaks), 1e3 * num_bytes / peaks.memory
@@ -33,7 +34,7 @@ def physics_lines(found: Mapping[str, Any]) -> list[str]:
     kinds = ", ".join(f"{kind} {count / total:.0%}" for kind, count in flops.items())
     lines = [
         f"physics: {found['samples']} samples, {found['tokens']} tokens: {total / 1e12:.2f} TFLOP ({kinds}), "
-        f"{found['fp8_flops'] / total:.0%} in fp8; {found['bytes'] / 1e9:.2f} GB to read"
+        f"{found['flops_8_bits'] / total:.0%} in 8 bits; {found['bytes'] / 1e9:.2f} GB to read"
     ]
     if found["floor_ms"] is None:
         lines.append("floor: not known, this card's peaks are not in tools/bench/peaks.py")

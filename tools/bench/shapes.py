@@ -65,8 +65,8 @@ class Work:
     def by_class(self) -> dict[str, float]:
         return asdict(self)
 
-    def in_fp8(self, narrow: Mapping[str, float]) -> float:
-        """Of these, those in e4m3; `narrow`: the share of layers whose matrix is."""
+    def in_8_bits(self, narrow: Mapping[str, float]) -> float:
+        """Of these, those in e4m3 or int8, whose peaks are alike; `narrow`: the share of layers in them."""
         flops = self.by_class()
         return sum(flops[matrix] * share for matrix, share in narrow.items())
 
@@ -94,11 +94,11 @@ def _count(a: Architecture, tokens: int, samples: int, pairs: float) -> Work:
 
 
 def narrow_matrices(plan: Mapping[str, Any] | None) -> dict[str, float]:
-    """The share of layers in which a matrix is in fp8, from a manifest's plan; without one none is."""
+    """The share of layers in which a matrix is in 8 bits, from a manifest's plan; without one none is."""
     if plan is None:
         return {}
     layers = plan["layers"]
-    return {matrix: sum(layer[matrix] == "fp8" for layer in layers) / len(layers) for matrix in MATRICES}
+    return {matrix: sum(layer[matrix] != "bf16" for layer in layers) / len(layers) for matrix in MATRICES}
 
 
 def least_bytes(a: Architecture, tokens: int, narrow: Mapping[str, float]) -> float:
@@ -114,5 +114,5 @@ def least_bytes(a: Architecture, tokens: int, narrow: Mapping[str, float]) -> fl
 
 def ideal_s(work: Work, narrow: Mapping[str, float], peaks: Peaks) -> float:
     """Seconds at dense peaks, each FLOP at that of its type: what mfu_weighted is a share of."""
-    fp8 = work.in_fp8(narrow)
+    fp8 = work.in_8_bits(narrow)
     return (work.flops - fp8) / peaks.bf16 + fp8 / peaks.fp8
