@@ -16,6 +16,7 @@ import transformers
 from engine.beam.bounds import BeamBounds
 from engine.beam.head_weight import HeadWeight
 from engine.build.accuracy import model_of
+from engine.build.parity import tolerated_as
 from engine.build.plain_beams import search_plainly
 from engine.build.probes import probe_samples
 from engine.build.spec import BuildSpec
@@ -63,8 +64,7 @@ def measure_beam(
         head = HeadWeight(weight, *narrow)
         lanes = BeamLanes(pool, folder, bounds, head, dataclasses.asdict(architecture), kept)
         run, longest = searcher(lanes), spec.bounds.tokens_per_sample
-        eight = "int8" if plan is not None and plan.rotated else "fp8"
-        precision = eight if plan is not None and plan.quantises else spec.dtype_name
+        precision = tolerated_as(plan, spec.dtype_name)
         parity = measure_beam_parity(checkpoint, run, bounds, longest, precision)
         ranks = count_winners(model_of(checkpoint), texts, run, bounds) if texts else None
         return Beam(bounds=bounds, parity=parity), ranks

@@ -31,7 +31,7 @@ from engine.build.cuda_package import write_cuda_package
 from engine.build.emulation_device import COMPARED, emulation_device
 from engine.build.native import build_native, default_cache
 from engine.build.origin import describe_source
-from engine.build.parity import measure_parity
+from engine.build.parity import measure_parity, tolerated_as
 from engine.build.rounding import Rounding
 from engine.build.spec import BuildSpec
 from engine.build.target import full_disk_told, require_folder, require_replaceable, require_room
@@ -180,8 +180,7 @@ def _measure(
             there = emulation_device(spec, checkpoint, COMPARED)
             judged = judge_package(accuracy, checkpoint, forward, spec.bounds, prefixes, ranks, there)
         checkpoint.reference.to(spec.device)
-        narrow = "int8" if plan is not None and plan.rotated else "fp8"
-        precision = narrow if plan is not None and plan.quantises else spec.dtype_name
+        precision = tolerated_as(plan, spec.dtype_name)
         parity = measure_parity(checkpoint, forward, spec.bounds, precision, prefixes=pool.takes_prefixes)
         return parity, judged
     finally:

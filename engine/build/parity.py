@@ -16,6 +16,7 @@ from engine.build.probes import probe_samples
 from engine.errors import ArtifactError
 from engine.manifest import Parity
 from engine.models.checkpoint import Checkpoint
+from engine.models.plan import Plan
 from engine.packed import BatchBounds, PackedBatch, pack
 from engine.prefixes import SHARE_ALL, Prefixes
 
@@ -26,6 +27,13 @@ _TOLERANCES = {"float32": (5e-3, 2e-4), "bfloat16": (1.0, 0.15), "fp8": (4.0, 0.
 _TOP = 64  # the reference's likeliest tokens: what scores and top-k are made of
 
 Forward = Callable[[PackedBatch], Tensor]
+
+
+def tolerated_as(plan: Plan | None, dtype: str) -> str:
+    """Whose tolerances a package of `plan` has: its 8 bits', or those of its `dtype`."""
+    if plan is None or not plan.quantises:
+        return dtype
+    return "int8" if plan.rotated else "fp8"
 
 
 def measure_parity(
