@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient
 from typer.testing import CliRunner
 
+from kafka_service import consumer_groups
 from schemas.codec import encode_reply, encode_request
 from schemas.headers import request_headers
 from schemas.messages import ModelInfo, Outcome, Reply, Request, Sample
@@ -61,15 +61,7 @@ class Desk:
         asyncio.run(publish())
 
     def groups(self) -> set[str]:
-        async def ask() -> set[str]:
-            admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
-            await admin.start()
-            try:
-                return {name for name, *_ in await admin.list_consumer_groups()}
-            finally:
-                await admin.close()
-
-        return asyncio.run(ask())
+        return asyncio.run(consumer_groups(self.bootstrap))
 
     @property
     def output(self) -> Path:

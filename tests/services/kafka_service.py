@@ -205,6 +205,16 @@ async def has_leaders(admin: AIOKafkaAdminClient, name: str, partitions: int) ->
     return topic["error_code"] == 0 and len(led) == partitions
 
 
+async def consumer_groups(bootstrap: str) -> set[str]:
+    """The names of all that the broker knows."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        return {name for name, *_ in await admin.list_consumer_groups()}
+    finally:
+        await admin.close()
+
+
 def unique_topic(name: str) -> str:
     """A topic name that nobody else has."""
     return f"test.{name}.{uuid.uuid4().hex[:10]}"

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from engine.manifest import sealed
+from kafka_service import consumer_groups
 from tools.cli import app
 
 GOOD = 12
@@ -175,20 +175,8 @@ def test_deadlines_kept_show_what_would_expire(scene: Any):
     assert scene.replay(settings, "--id", "large", "--id", "lacking").status == 0
 
 
-def groups(bootstrap: str) -> set[str]:
-    async def ask() -> set[str]:
-        admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-        await admin.start()
-        try:
-            return {name for name, *_ in await admin.list_consumer_groups()}
-        finally:
-            await admin.close()
-
-    return asyncio.run(ask())
-
-
 def test_straight_from_kafka_without_any_group(scene: Any):
-    before = groups(scene.site.bootstrap)
+    before = asyncio.run(consumer_groups(scene.site.bootstrap))
     committed = asyncio.run(scene.site.committed())
     found = scene.replay(scene.config(), "--kafka", scene.site.topic, "--offsets", "3-14", files=[])
     assert found.status == 0, found.told
@@ -197,7 +185,7 @@ def test_straight_from_kafka_without_any_group(scene: Any):
         scene.config(), "--kafka", scene.site.topic, "--outcome", "rejected", "--limit", "1", files=[]
     )
     assert late.findings["requests"] == 1  # a limit counts what is selected
-    assert groups(scene.site.bootstrap) == before
+    assert asyncio.run(consumer_groups(scene.site.bootstrap)) == before
     assert asyncio.run(scene.site.committed()) == committed
 
 
