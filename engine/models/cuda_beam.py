@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.models.cuda_decoder import CudaDecoder
 from engine.models.cuda_layers import CudaLayer
+from engine.models.cuda_matrix import Product
 from engine.ops.portable.attention import varlen_attention
 from engine.ops.portable.kept_attention import kept_beam_attention
 from engine.ops.portable.kept_rotary import Kept, head_norm_rope_keep
@@ -23,6 +24,14 @@ class _BeamPass(CudaDecoder):
 
     def each_layer(self) -> list[CudaLayer]:
         return [cast(CudaLayer, layer) for layer in self.layers]
+
+    def finish(self, x: Tensor, delta: Tensor | Product | None) -> Tensor:
+        """As CudaDecoder's, of a product too."""
+        if not isinstance(delta, Product):
+            return super().finish(x, delta)
+        if self.rotated:
+            return super().finish(x, delta.make())
+        return delta.add_norm(x, self.norm, self.eps)[1].values
 
 
 class CudaPromptDecoder(_BeamPass):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.models.architecture import Architecture
-from engine.models.cuda_matrix import Matrix, Norm
+from engine.models.cuda_matrix import Matrix, Norm, Product
 from engine.models.plan import LayerPlan
 from engine.ops.portable.activation import silu_mul
 from engine.ops.portable.attention import varlen_attention
@@ -88,26 +88,35 @@ class CudaLayer(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """x, delta [T, hidden_size] -> the same, or only the given rows: all attend, only they go on."""
         x, normed = self.before_attention(x, delta)
-        return self.after_attention(x, self.attention(normed, batch, self.output), rows)
+        attended = self.attention(normed, batch, self.output)
+        if rows is not None:
+            x, attended = x[rows], _take(attended, rows)
+        x, normed = self._norm(*self.output.add(x, attended), self.mlp_norm, self.gate_up)
+        return self.down.add(x, self.gate(normed))
 
     def before_attention(
-        self, x: Tensor, delta: Tensor | None, take: Tensor | None = None
+        self, x: Tensor, delta: Tensor | Product | None, take: Tensor | None = None
     ) -> tuple[Tensor, Activation]:
         """The stream with delta in it, and its norm. `take`: the stream begins with these rows of x."""
         return self._norm(x, delta, self.attention_norm, self.attention.qkv, take)
 
     def after_attention(
         self, x: Tensor, attended: Activation, rows: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """The layer's second half, from the stream before it and what its heads gathered."""
+    ) -> tuple[Tensor, Tensor | Product | None]:
+        """The layer's second half, from the stream before it and what its heads gathered, as searches take
+        it: the norms make products where they may."""
         if rows is not None:
             x, attended = x[rows], _take(attended, rows)
-        x, normed = self._norm(*self.output.add(x, attended), self.mlp_norm, self.gate_up)
-        return self.down.add(x, self.gate(normed))
+        x, normed = self._norm(*self.output.add_later(x, attended), self.mlp_norm, self.gate_up)
+        return self.down.add_later(x, self.gate(normed))
 
     def _norm(
-        self, x: Tensor, delta: Tensor | None, norm: Norm, to: Matrix, take: Tensor | None = None
+        self, x: Tensor, delta: Tensor | Product | None, norm: Norm, to: Matrix, take: Tensor | None = None
     ) -> tuple[Tensor, Activation]:
+        if isinstance(delta, Product):
+            if to.quantise in ("none", "static"):
+                return delta.add_norm(x, norm, self.eps, to.input_scale)
+            delta = delta.make()
         return add_rms_norm(
             x, delta, norm.weight, self.eps, quantise=to.quantise, scale=to.input_scale, take=take
         )

@@ -5,6 +5,8 @@ Owned by their layer; nothing here knows where an input comes from.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from engine.models.small_vectors import stored_shape, vector
 from engine.ops.portable.integers import GROUP_ROWS
 from engine.ops.portable.linear import linear_e4m3
 from engine.ops.portable.linear_int8 import linear_int8
+from engine.ops.portable.product_norm import product_add_norm
 from engine.ops.portable.quantise import quantise_rows
 from engine.ops.portable.quantised import Activation, Quantise
 
@@ -67,10 +70,35 @@ class Matrix(nn.Module):
         blocks = self.quantise == "blocks"
         return linear_int8(inputs, self.weight, scale, self.bias, residual=x, blocks=blocks), None
 
+    def add_later(self, x: Tensor, inputs: Activation) -> tuple[Tensor, Tensor | Product | None]:
+        """As add, but a product that the next norm may make stays to be made."""
+        by_norm = self.bias is None and (self.weight_scales is None or self.quantise == "static")
+        return (x, Product(self, inputs)) if by_norm else self.add(x, inputs)
+
     def fit(self, x: Activation) -> Activation:
         """x as this matrix takes it: a producer that saw only parts of a row leaves the row's scale to be
         found."""
         return quantise_rows(x.values) if self.quantise == "token" and x.scale is None else x
+
+
+@dataclass(frozen=True)
+class Product:
+    """A delta of the residual stream that is not there yet: the norm behind it makes it."""
+
+    matrix: Matrix
+    inputs: Activation
+
+    def add_norm(
+        self, x: Tensor, norm: Norm, eps: float, scale: Tensor | None = None
+    ) -> tuple[Tensor, Activation]:
+        """The stream with it, and its norm, e4m3 by `scale` if given."""
+        weight, weight_scale = self.matrix.weight, self.matrix.weight_scale
+        return product_add_norm(self.inputs, weight, weight_scale, x, norm.weight, eps, scale=scale)
+
+    def make(self) -> Tensor:
+        """As a delta, for who cannot make it."""
+        made: Tensor = self.matrix(self.inputs)
+        return made
 
 
 class Norm(nn.Module):

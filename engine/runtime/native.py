@@ -21,7 +21,8 @@ from torch import Tensor
 
 import engine.ops.hopper.stack  # registers what packages of the hopper path call
 import engine.ops.packed_attention  # registers the schema that the library's kernels attach to
-import engine.ops.portable.kept_attention  # noqa: F401 -- what packages of searches call on CUDA
+import engine.ops.portable.kept_attention  # what packages of searches call on CUDA
+import engine.ops.portable.product_norm  # noqa: F401 -- likewise
 from engine.disk import is_full
 from engine.errors import ArtifactError
 from engine.ops import beam_attention  # likewise

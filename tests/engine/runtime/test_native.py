@@ -13,7 +13,9 @@ from engine.artifact import Artifact
 from engine.errors import ArtifactError
 from tiny_models import TinyModel
 
-OPERATIONS = ("packed_attention", "beam_attention", "head_norm_rope_keep", "kept_beam_attention")
+OPERATIONS = (
+    "packed_attention", "beam_attention", "head_norm_rope_keep", "kept_beam_attention", "product_add_norm",
+)  # fmt: skip
 
 
 def test_opening_artifacts_is_enough() -> None:

@@ -93,6 +93,7 @@ def cases() -> Iterator[Case]:
         yield Case(f"tiles-{name}", "attention_tiles", (cu, at, 21, 256, 512))
         gate_up = empty(2 * middle, hidden)
         yield Case(f"gate_up-{name}", "gate_up", (x, None, gate_up, None, None))
+        yield from split_products(name)
         narrow = x.to(E4M3), gate_up.to(E4M3)
         yield Case(f"gate_up-{name}-static", "gate_up", (narrow[0], scale, narrow[1], scale, scale))
         yield Case(
@@ -139,6 +140,18 @@ def integer_products() -> Iterator[Case]:
             yield Case(f"gate_up-{name}-blocks", "gate_up", (x, None, weight, None, None, True))
             e4m3 = x.to(E4M3), rows, weight.to(E4M3), one, None, True
             yield Case(f"gate_up-{name}-token-blocks", "gate_up", e4m3)
+
+
+def split_products(name: str) -> Iterator[Case]:
+    """Of one request's rows, of more, and of a few that have tiles of their own."""
+    heads, _, dim, hidden, middle = SHAPES[name]
+    weight, scale = empty(hidden), torch.ones(1)
+    for rows in (100, 200, *((30,) if name == "smollm2" else ())):
+        x, down, output = empty(rows, hidden), (rows, middle), (rows, heads * dim)
+        narrow = empty(*down, dtype=E4M3), scale, empty(hidden, middle, dtype=E4M3), scale
+        wide = empty(*output), None, empty(hidden, heads * dim), None
+        yield Case(f"product_norm-{name}-{rows}-e4m3", "product_norm", (*narrow, x, weight, scale, 1e-6))
+        yield Case(f"product_norm-{name}-{rows}", "product_norm", (*wide, x, weight, None, 1e-6))
 
 
 def beams(heads: int, kv: int, dim: int) -> tuple[torch.Tensor, ...]:
@@ -226,7 +239,8 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Callable[[Case, int], list[Launch
             monkeypatch.setattr(module, "wrap_triton", lambda kernel: _Recorder(kernel, found))
             module._launch.launch(*case.args)
         else:  # an operation that Python launches
-            monkeypatch.setattr(module, "kernel", _Recorder(module.kernel, found))
+            for name in getattr(module, "KERNELS", ("kernel",)):
+                monkeypatch.setattr(module, name, _Recorder(getattr(module, name), found))
             module.launch(*case.args)
         return found
 

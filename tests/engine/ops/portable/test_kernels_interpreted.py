@@ -195,6 +195,24 @@ for rows in (1, 64, 100, 128, 130, 8 * 128 + 1):
     args = (draw(rows, 128), None, weight, None, None)
     near(launch("gate_up", *args)[0], reference.gate_up(*args)[0], 1e-6)
 """,
+    "split product and norm": """
+import torch.nn.functional as F
+from engine.ops.portable import product_norm
+from engine.ops.portable.quantised import E4M3, dequantise
+product_norm.empty_quantised = lambda x, shape, mode: (torch.empty(shape), None)  # e4m3 would be truncated
+sizes = ((1, 128, 640), (7, 192, 384), (64, 64, 640), (100, 128, 1152), (128, 64, 128), (129, 64, 384))
+for rows, outputs, width in (*sizes, (200, 128, 384)):
+    inputs, weight, gain = draw(rows, width), draw(outputs, width) / 8, scales(outputs)
+    x, wide = draw(rows, outputs), (inputs, None, weight, None)
+    for args in (wide, (inputs.to(E4M3), scales(1), weight.to(E4M3), scales(1))):
+        delta = F.linear(dequantise(*args[:2]), dequantise(*args[2:]))
+        total, normed, _ = reference.add_rms_norm(x, delta, gain, None, 1e-6, "none")
+        scale = normed.abs().amax().reshape(1) / 600  # some saturate
+        for given, want in ((None, normed), (scale, (normed / scale).clamp(-448, 448))):
+            got = product_norm.launch(*args, x, gain, given, 1e-6)
+            near(got[0], total, 1e-6)
+            near(got[1], want, 1e-6)
+""",
     "int8 rounding": """
 x, delta = draw(6, 576) * 3, draw(6, 576)
 x[4] = 0.0
