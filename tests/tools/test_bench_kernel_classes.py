@@ -24,6 +24,7 @@ NAMES = {
         "_gate_up_0",
         "triton_tem_fused_mm_3",
         "_linear_int8_2",
+        "split_product_kernel",
     ),
     "attention": (
         "void boundgen::attention_kernel<128, __nv_fp8_e4m3>(boundgen::AttentionParams)",
@@ -35,6 +36,7 @@ NAMES = {
     "norm": (
         "_add_rms_norm_0",
         "_head_norm_rope",
+        "add_parts_norm_kernel",
         "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_2",
         "triton_per_fused__to_copy_mean_mul_pow_rsqrt_0",
     ),

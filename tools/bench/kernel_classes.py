@@ -19,7 +19,8 @@ _TABLE = tuple(
         ("attention", r"attention|attend|flash|fmha|sdpa|softmax"),
         (
             "gemm",
-            r"\bchain_kernel|gemm|gemv|nvjet|cutlass|cublas|splitk|triton_tem|_gate_up|_linear_int8|_mm\b",
+            r"\bchain_kernel|gemm|gemv|nvjet|cutlass|cublas|splitk|triton_tem|_gate_up|_linear_int8|_mm\b"
+            r"|\bsplit_product",
         ),
         (
             "select",
