@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain, repeat
+from operator import add, sub
 
 import numpy as np
 import torch
@@ -82,7 +83,7 @@ class PackedBatch:
 
 def pack(samples: Sequence[Sequence[int]]) -> PackedBatch:
     """Token ids of each sample -> one packed batch in the same order; ValueError for none or an empty one."""
-    return pack_segments([Segment(sample) for sample in samples], len(samples))
+    return _pack(samples, [0] * len(samples), None, len(samples), None)
 
 
 def pack_segments(
@@ -92,22 +93,39 @@ def pack_segments(
 
     ValueError for no segment or an empty one.
     """
-    if not segments:
+    before = [(each.parent, each.constant) for each in segments]
+    some = any(each != NO_PREFIX for each in before)
+    ids, first = [each.ids for each in segments], [each.position for each in segments]
+    return _pack(ids, first, before if some else None, num_samples, constant)
+
+
+def _pack(
+    ids: Sequence[Sequence[int]],
+    first: Sequence[int],
+    before: Sequence[tuple[int, int]] | None,
+    num_samples: int,
+    constant: Tensor | None,
+) -> PackedBatch:
+    """Of each segment its tokens, the position of the first of them, and what comes before, if any has that.
+
+    Between two batches a processor forgets: each new kind of operation, numpy's too, then takes some 10 us at
+    its first call. So what is counted by segment is plain Python, and what by token a few calls of numpy.
+    """
+    if not ids:
         raise ValueError("samples: none given")
-    lengths = [len(segment.ids) for segment in segments]
+    lengths = [len(each) for each in ids]
     if min(lengths) == 0:
         raise ValueError(f"samples[{lengths.index(0)}]: no tokens")
-    num_tokens, max_seqlen = sum(lengths), max(each.position + len(each.ids) for each in segments)
-    all_segments = [*segments, *([Segment((PAD_TOKEN,))] * max(0, MIN_SAMPLES - len(segments)))]
-    # By numpy: each operation of torch takes longer than this arithmetic, and gives the interpreter away.
-    length = np.array([len(each.ids) for each in all_segments])
-    ids = np.fromiter(chain.from_iterable(each.ids for each in all_segments), np.int64, int(length.sum()))
-    cu_seqlens = np.zeros(len(all_segments) + 1, dtype=np.int32)
-    np.cumsum(length, out=cu_seqlens[1:])
-    first = np.array([each.position for each in all_segments])
-    positions = np.arange(len(ids)) + np.repeat(first - cu_seqlens[:-1], length)
-    before = [(each.parent, each.constant) for each in all_segments]
-    prefixes = torch.tensor(before, dtype=torch.int32) if any(x != NO_PREFIX for x in before) else None
-    tensors = (torch.from_numpy(ids), torch.from_numpy(positions), torch.from_numpy(cu_seqlens))
-    counts = (num_samples, len(segments), num_tokens, max_seqlen)
+    counts = (num_samples, len(ids), sum(lengths), max(map(add, first, lengths)))
+    padding = max(0, MIN_SAMPLES - len(ids))
+    lengths += [1] * padding
+    borders = [0, *accumulate(lengths)]
+    all_ids = np.fromiter(chain(chain.from_iterable(ids), repeat(PAD_TOKEN, padding)), np.int64, borders[-1])
+    shifts = list(map(sub, borders, [*first, *[0] * padding]))  # places in the batch less positions
+    positions = np.arange(borders[-1]) - np.repeat(shifts, lengths)
+    prefixes = None
+    if before is not None:
+        prefixes = torch.tensor([*before, *[NO_PREFIX] * padding], dtype=torch.int32)
+    cu_seqlens = np.array(borders, dtype=np.int32)
+    tensors = (torch.from_numpy(all_ids), torch.from_numpy(positions), torch.from_numpy(cu_seqlens))
     return PackedBatch(*tensors, *counts, prefixes, constant)

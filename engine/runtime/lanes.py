@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import Barrier, BrokenBarrierError, Lock, local
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -219,8 +220,8 @@ class LanePool:
         if packed.prefixes is not None and not self.takes_prefixes:
             raise ValueError("prefixes: this artifact's package takes none")
         ids = packed.input_ids.numpy()  # of torch, every operation would let others have the interpreter
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high >= self._vocab_size:
+        if np.maximum.reduce(ids.view(np.uint64)) >= self._vocab_size:  # one below zero is a large one there
+            low, high = int(ids.min()), int(ids.max())
             raise ValueError(
                 f"token id {low if low < 0 else high}: not in the vocabulary of {self._vocab_size}"
             )
