@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
@@ -137,12 +138,15 @@ class BeamGraphLane:
                 ends.side.begun.record(self._lane.stream)
                 captured.enqueue(place)
                 ends.side.done.record(self._lane.stream)
+            launched = PendingSearch(captured, ends, packed.num_samples, width)  # while the device works
         except BaseException:
+            with suppress(RuntimeError):  # of the device
+                self._lane.stream.synchronize()  # what was enqueued may not have read its inputs yet
             ends.side.give_back()
             raise
         self._place = 1 - place
-        self._before, self._last = self._last, PendingSearch(captured, ends, packed.num_samples, width)
-        return self._last
+        self._before, self._last = self._last, launched
+        return launched
 
     def wait_turn(self, lead_s: float = 0.0) -> None:
         """Until the last launch is about to end, on the lane's thread; does not hold the interpreter lock.

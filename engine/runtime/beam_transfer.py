@@ -96,13 +96,29 @@ class HostResults:
                 self._views[name] = column.view(shape.shape).numpy()
                 start += shape.nbytes
 
-    def take(self, prompts: int, width: int) -> Frontier:
-        """A copy, of the first prompts and beams."""
-        taken: dict[str, Any] = {}
+    def room(self, prompts: int, width: int) -> Room:
+        """For a copy of the first prompts and beams; nothing is read yet."""
+        columns: dict[str, Any] = {}
+        pairs = []
         for name, view in self._views.items():
+            columns[name] = None
             if view is not None:
                 part = view[:prompts] if view.ndim == 1 else view[:prompts, :width]
-                taken[name] = torch.from_numpy(part.copy())
-            else:
-                taken[name] = None
-        return Frontier(**taken)
+                copy = np.empty_like(part)
+                columns[name] = torch.from_numpy(copy)
+                pairs.append((copy, part))
+        return Room(Frontier(**columns), pairs)
+
+
+class Room:
+    """Where one batch's results will go: made while the device computes them, so that its end is followed by
+    plain copies alone."""
+
+    def __init__(self, found: Frontier, pairs: list[tuple[NDArray[Any], NDArray[Any]]]) -> None:
+        self._found, self._pairs = found, pairs
+
+    def fill(self) -> Frontier:
+        """With what is there now; once."""
+        for copy, part in self._pairs:
+            np.copyto(copy, part)
+        return self._found

@@ -89,7 +89,7 @@ class PendingSearch:
 
     def __init__(self, captured: CapturedSearch, ends: Ends, prompts: int, width: int) -> None:
         self.captured, self.side = captured, ends.side
-        self._results, self._prompts, self._width = ends.results, prompts, width
+        self._room = ends.results.room(prompts, width)
 
     def wait(self) -> None:
         """Until the results are there; does not hold the interpreter lock."""
@@ -100,6 +100,6 @@ class PendingSearch:
         try:
             self.wait()
             self.captured.learn(1e-3 * self.side.begun.elapsed_time(self.side.done))
-            return self._results.take(self._prompts, self._width)
+            return self._room.fill()
         finally:
             self.side.give_back()

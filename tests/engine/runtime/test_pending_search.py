@@ -15,8 +15,9 @@ from engine.beam.legal import LegalTensors
 from engine.packed import pack
 from engine.runtime import beam_graph, pending_search
 from engine.runtime.beam_buckets import BeamBucket, BeamBuckets, SearchSizes
+from engine.runtime.beam_transfer import HostResults
 from engine.runtime.legal_slots import StaleLegalError
-from engine.runtime.pending_search import CapturedSearch, PendingSearch
+from engine.runtime.pending_search import CapturedSearch, HostSide, PendingSearch
 
 SIZES = SearchSizes(WIDTH, 4, 20, 64)
 FEW = BeamBuckets([BeamBucket(1, WIDTH, 22), BeamBucket(2, WIDTH, 22), BeamBucket(2, WIDTH, 46)])
@@ -82,14 +83,49 @@ def test_memory_is_given_back_where_a_batch_fails(beams: EagerBeams, monkeypatch
     def fail(*_: object) -> None:
         raise RuntimeError("acted")
 
-    for name in ("enqueue", "learn"):  # at its launch, and when its results are taken
+    # At its launch, behind it, and when its results are taken.
+    for part, name in ((CapturedSearch, "enqueue"), (HostResults, "room"), (CapturedSearch, "learn")):
         with monkeypatch.context() as patch:
-            patch.setattr(CapturedSearch, name, fail)
+            patch.setattr(part, name, fail)
             for _ in range(3):
                 job = beams.pool.executor.submit(beams.search, pack(ONE), [WIDTH], PLAN)
                 with pytest.raises(RuntimeError, match="acted"):
                     job.result(60)
     same(begin(beams, ONE).result(60)(), plain(beams, ONE, [WIDTH]))
+
+
+def test_memory_is_not_given_back_before_what_was_enqueued_has_read_it(
+    beams: EagerBeams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beams.prepare(PLAN, SIZES, None, FEW)
+    order: list[str] = []
+
+    def fail(*_: object) -> None:
+        raise MemoryError("acted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HostResults, "room", fail)
+        patch.setattr(torch.cuda.Stream, "synchronize", lambda _: order.append("synchronize"))
+        patch.setattr(HostSide, "give_back", lambda _: order.append("give back"))
+        with pytest.raises(MemoryError, match="acted"):
+            begin(beams, ONE).result(60)
+    assert order == ["synchronize", "give back"]
+
+
+def test_room_for_results_is_made_while_the_device_works(
+    beams: EagerBeams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the end of a search is followed by copies alone."""
+    beams.prepare(PLAN, SIZES, None, FEW)
+    finish = begin(beams, ONE).result(60)
+
+    def fail(*_: object) -> None:
+        raise AssertionError("made after the launch")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HostResults, "room", fail)
+        found = finish()
+    same(found, plain(beams, ONE, [WIDTH]))
 
 
 def test_a_device_that_fails_meanwhile_is_told_by_the_results(
