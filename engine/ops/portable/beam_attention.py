@@ -4,9 +4,9 @@
 
 s runs over r's own keys (its new one, then those of its suffix by ancestor) and its prompt's; the contract is
 that of ops.beam_attention. A program takes some beams of one prompt with all query heads of one key
-head: rows = beams x group, so a prompt is read once for all of them. The beams' own keys are a tile too,
-SLOTS of each beam side by side, under a mask that lets a row see its own beam's: on one H200 that beat
-gathering them row by row by 1.2 to 1.8 times. One running softmax goes through both.
+head: rows = beams x group, so a prompt is read once for all of them. The beams' older own keys are a tile
+too, SLOTS of each beam side by side, under a mask that lets a row see its own beam's: on one H200 that beat
+gathering them row by row by 1.2 to 1.8 times. One running softmax goes through all, from the newest key on.
 
 A prompt is not split over programs: 64 keys take 0.7 us, so up to 300 tokens there is nothing to win. A lone
 request with 2,048 would gain, at the cost of a second kernel a layer for everybody.
@@ -27,36 +27,34 @@ from engine.ops.portable.language import capability, cdiv, next_power_of_2, regi
 from engine.ops.portable.tiles import MULTIPROCESSORS
 
 HEAD_DIMS = (16, 32, 64, 128)  # what a tile of a tensor core and the registers allow
-AT_ONCE = 3 * MULTIPROCESSORS  # programs with 64 keys a tile that an H200 runs
+AT_ONCE = 3 * MULTIPROCESSORS  # small programs that an H200 runs
 
 
 class Tiles(NamedTuple):
-    """Of one program: how many beams; own keys of each, and keys of the prompt, at a time; how many tiles of
-    own keys are under way."""
+    """Of one program: how many beams; own keys of each, and keys of the prompt, at a time."""
 
     beams: int
     slots: int
     keys: int
-    own_stages: int
 
     def programs(self, kv_heads: int, beams: int, prompts: int) -> int:
         """Of one launch, `beams` of each prompt."""
         return kv_heads * cdiv(beams, self.beams) * prompts
 
-    def crowded(self) -> Tiles:
-        """For more programs than run at once: half the keys leave registers and shared memory for a fourth
-        program on a multiprocessor. 20 prompts of 60 tokens take 10 us so and 14 in two rounds; 10 of 300
-        tokens, which run at once either way, 14 and 11 (heads of 64, H200)."""
-        return self._replace(keys=min(self.keys, 32))
 
+def choose_tiles(group: int, dim: int, arch: int, *, few: bool = False) -> Tiles:
+    """What leaves no register spilled. A warpgroup of sm_90 multiplies 64 rows at once.
 
-def choose_tiles(group: int, dim: int, arch: int) -> Tiles:
-    """What leaves no register spilled. A warpgroup of sm_90 multiplies 64 rows at once."""
-    narrow, hopper = dim <= 64, arch >= 90
-    own_keys = (64 if hopper else 32) if narrow else 16
-    rows = 64 if narrow or hopper else 32
-    beams = min(max(own_keys, 32), max(1, rows // next_power_of_2(group)))
-    return Tiles(beams, max(1, own_keys // beams), 64 if narrow else 32, 1)
+    `few`, of rows: heads of 128 then take 16 rows a program, which waits for less; many such programs read a
+    prompt too often. One request of Qwen3's heads takes 5.8 us so and 9.9 in tiles of 64 rows, three 8.2 and
+    9.9, eight 16 and 12, ten of 300 tokens 37 and 33 (H200).
+    """
+    narrow, padded = dim <= 64, next_power_of_2(group)
+    rows = 16 if few and not narrow else 64 if narrow or arch >= 90 else 32
+    beams = max(1, min(32, rows // padded))
+    # Four slots are all of a search with four steps. Wide heads leave registers for fewer keys.
+    slots = min(4, 64 // beams) if narrow else 4 if rows == 16 else 16 // beams
+    return Tiles(beams, max(1, slots, 16 // beams), 32)
 
 
 class Rotation(NamedTuple):
@@ -116,8 +114,8 @@ def attend(
         q.stride(0), k.stride(0), v.stride(0), prompt_k.stride(0), prompt_v.stride(0),
         suffix_k.stride(0), suffix_k.stride(1), suffix_v.stride(0), suffix_v.stride(1),
         FACTOR=math.log2(math.e) / math.sqrt(dim), HEADS=num_heads, GROUP=group,
-        PADDED=next_power_of_2(group), DIM=dim, TILE_BEAMS=tiles.beams, SLOTS=tiles.slots, ALL_SLOTS=slots,
-        ALL_PADDED=next_power_of_2(slots), KEYS=tiles.keys, OWN_STAGES=tiles.own_stages,
+        PADDED=next_power_of_2(group), DIM=dim, LANES=max(16, dim // 2), TILE_BEAMS=tiles.beams,
+        SLOTS=tiles.slots, ALL_SLOTS=slots, ALL_PADDED=next_power_of_2(slots), KEYS=tiles.keys,
         KEEP=rotation is not None, NORM=turn.q_weight is not None, EPS=turn.eps,
         num_warps=4,
     )  # fmt: skip

@@ -4,7 +4,7 @@
     keys[layer, slot], values[layer, slot] = k, v
     out = beam_attention(q, k, v)
 
-Half as many kernels as by kept_rotary and beam_attention; rotated queries wait where their answers will be.
+Half as many kernels as by kept_rotary and beam_attention, and nothing that is rotated is read again.
 It writes to arguments and stays opaque to a compiler; kept_rotary.py says why it takes whole buffers.
 """
 
@@ -61,9 +61,10 @@ def launch(
         )  # fmt: skip
     num_rows, num_prompts = qkv.shape[0], cu_seqlens.shape[0] - 1
     out = qkv.new_empty((num_rows, heads * dim))
-    tiles = choose_tiles(heads // kv_heads, dim, capability(qkv))
+    group, arch = heads // kv_heads, capability(qkv)
+    tiles = choose_tiles(group, dim, arch, few=True)
     if tiles.programs(kv_heads, num_rows // num_prompts, num_prompts) > AT_ONCE:
-        tiles = tiles.crowded()
+        tiles = choose_tiles(group, dim, arch)
     prompt, suffix = (prompt_keys[layer, 0], prompt_values[layer, 0]), (keys[layer], values[layer])
     projected = split_heads(qkv[:, : (heads + kv_heads) * dim], qkv, heads, kv_heads)
     attend(

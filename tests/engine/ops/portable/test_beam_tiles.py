@@ -1,4 +1,4 @@
-"""How a decode step's attention is cut: what runs at once, and what then does."""
+"""How a decode step's attention is cut: small programs for few rows of wide heads, and legal shapes."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,24 +6,34 @@ from typing import Any
 import pytest
 import torch
 
-from engine.ops.portable.beam_attention import AT_ONCE, choose_tiles
+from engine.ops.portable.beam_attention import AT_ONCE, HEAD_DIMS, choose_tiles
 
 
-@pytest.mark.parametrize(("prompts", "crowded"), [(1, False), (15, False), (16, True), (28, True)])
-def test_hundred_beams_of_two_key_heads(prompts: int, crowded: bool) -> None:
-    tiles = choose_tiles(7, 64, 90)
-    assert (tiles.programs(2, 100, prompts) > AT_ONCE) is crowded
+@pytest.mark.parametrize(("prompts", "few"), [(1, True), (3, True), (4, False), (20, False)])
+def test_hundred_beams_of_eight_wide_key_heads(prompts: int, few: bool) -> None:
+    tiles = choose_tiles(2, 128, 90, few=True)
+    assert (tiles.programs(8, 100, prompts) <= AT_ONCE) is few
 
 
-@pytest.mark.parametrize("dim", [64, 128])
-def test_a_crowd_takes_fewer_keys_and_the_same_beams(dim: int) -> None:
-    tiles = choose_tiles(7, dim, 90)
-    assert tiles.crowded() == tiles._replace(keys=32)
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize("dim", HEAD_DIMS)
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 7, 8, 16, 32])
+def test_a_tensor_core_takes_them(group: int, dim: int, few: bool, arch: int) -> None:
+    """16 own keys or more, as they are what values are summed over; rows are whole powers of two."""
+    tiles = choose_tiles(group, dim, arch, few=few)
+    assert tiles.beams * tiles.slots >= 16
+    assert all(size & (size - 1) == 0 for size in tiles)
 
 
-@pytest.mark.parametrize(("prompts", "keys"), [(15, 64), (16, 32)])
-def test_a_launch_is_cut_by_how_crowded_it_is(prompts: int, keys: int, record: Any) -> None:
-    heads, kv_heads, dim, rows = 14, 2, 64, 100 * prompts
+@pytest.mark.parametrize("dim", [16, 64])
+def test_narrow_heads_have_tiles_of_one_kind(dim: int) -> None:
+    assert choose_tiles(7, dim, 90, few=True) == choose_tiles(7, dim, 90)
+
+
+@pytest.mark.parametrize(("prompts", "beams"), [(3, 8), (4, 32)])
+def test_a_launch_is_cut_by_how_many_rows_it_has(prompts: int, beams: int, record: Any) -> None:
+    heads, kv_heads, dim, rows = 16, 8, 128, 100 * prompts
 
     def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype)
@@ -37,4 +47,4 @@ def test_a_launch_is_cut_by_how_crowded_it_is(prompts: int, keys: int, record: A
         borders, heads, kv_heads, 1e-6, 1, 512,
     )  # fmt: skip
     (launch,) = record(SimpleNamespace(module="kept_attention", args=args), 90)
-    assert launch.constants["KEYS"] == keys
+    assert launch.constants["TILE_BEAMS"] == beams

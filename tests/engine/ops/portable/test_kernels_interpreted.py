@@ -137,10 +137,11 @@ for heads, kv, dim, beams, used, slots in (
 """,
     "kept attention": """
 from engine.ops.portable import kept_attention
-for heads, kv, dim, beams, used, slots, norm in (
-    (9, 3, 64, 7, 3, 4, False), (7, 1, 64, 1, 0, 1, False), (7, 1, 64, 11, 7, 8, True),
-    (4, 2, 128, 40, 3, 4, True), (2, 2, 64, 70, 1, 2, False), (8, 1, 16, 9, 0, 4, True),
-    (2, 1, 24, 3, 1, 2, True),
+many = 0  # programs that run at once: tiles are those of many rows
+for heads, kv, dim, beams, used, slots, norm, kept_attention.AT_ONCE in (
+    (9, 3, 64, 7, 3, 4, False, 99), (7, 1, 64, 1, 0, 1, False, 99), (7, 1, 64, 11, 7, 8, True, 99),
+    (4, 2, 128, 40, 3, 4, True, 99), (4, 2, 128, 40, 3, 4, True, many), (2, 2, 64, 70, 1, 2, False, 99),
+    (8, 1, 16, 9, 0, 4, True, 99), (2, 1, 24, 3, 1, 2, True, 99),
 ):
     lengths = [5, 1, 130]
     rows = beams * len(lengths)
