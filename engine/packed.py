@@ -2,7 +2,7 @@
 
 input_ids and positions hold every token that is computed; cu_seqlens says where each segment starts and ends.
 A segment is a sample, unless samples share a prefix: then that is a segment of its own, computed once
-(engine.prefixes). Plain CPU tensors that nobody changes after `pack`; any thread may hold one.
+(engine.prefixes). Plain CPU tensors over arrays that nobody changes after `pack`; any thread may hold one.
 
 A compiled package treats sizes 0 and 1 as special, so `pack` adds a one-token segment of its own to a batch
 of one. It comes last, is counted nowhere, and LanePool drops its row and those of prefixes.
@@ -17,6 +17,7 @@ from operator import add, sub
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 MIN_SAMPLES = 2  # the smallest size that torch.export keeps symbolic
@@ -70,15 +71,28 @@ class PackedBatch:
     num_samples, num_segments and num_tokens count the real ones; num_tokens are those that are computed.
     """
 
-    input_ids: Tensor  # int64[T]
-    positions: Tensor  # int64[T], from 0 in each sample
-    cu_seqlens: Tensor  # int32[S+1]
+    token_ids: NDArray[np.int64]  # [T]
+    token_positions: NDArray[np.int64]  # [T], from 0 in each sample
+    borders: NDArray[np.int32]  # [S+1]
     num_samples: int
     num_segments: int
     num_tokens: int
     max_seqlen: int  # of the whole samples, prefixes included
     prefixes: Tensor | None = None  # int32[S, 2], each segment's (parent, constant); None: no segment has any
     constant: Tensor | None = None  # keys and values [L, 2, P, Hkv, D] of the constant prefix, if one is used
+
+    @property
+    def input_ids(self) -> Tensor:
+        """`token_ids`, as a package and a decoder take them; likewise the next two."""
+        return torch.from_numpy(self.token_ids)
+
+    @property
+    def positions(self) -> Tensor:
+        return torch.from_numpy(self.token_positions)
+
+    @property
+    def cu_seqlens(self) -> Tensor:
+        return torch.from_numpy(self.borders)
 
 
 def pack(samples: Sequence[Sequence[int]]) -> PackedBatch:
@@ -108,8 +122,8 @@ def _pack(
 ) -> PackedBatch:
     """Of each segment its tokens, the position of the first of them, and what comes before, if any has that.
 
-    Between two batches a processor forgets: each new kind of operation, numpy's too, then takes some 10 us at
-    its first call. So what is counted by segment is plain Python, and what by token a few calls of numpy.
+    Between two batches a processor forgets: each kind of operation, torch's and numpy's alike, takes some 10
+    us at its first call. So what is counted by segment is plain Python, by token a few calls of numpy.
     """
     if not ids:
         raise ValueError("samples: none given")
@@ -120,12 +134,11 @@ def _pack(
     padding = max(0, MIN_SAMPLES - len(ids))
     lengths += [1] * padding
     borders = [0, *accumulate(lengths)]
-    all_ids = np.fromiter(chain(chain.from_iterable(ids), repeat(PAD_TOKEN, padding)), np.int64, borders[-1])
+    padded = chain(chain.from_iterable(ids), repeat(PAD_TOKEN, padding))
+    token_ids = np.fromiter(padded, np.int64, borders[-1])
     shifts = list(map(sub, borders, [*first, *[0] * padding]))  # places in the batch less positions
     positions = np.arange(borders[-1]) - np.repeat(shifts, lengths)
     prefixes = None
     if before is not None:
         prefixes = torch.tensor([*before, *[NO_PREFIX] * padding], dtype=torch.int32)
-    cu_seqlens = np.array(borders, dtype=np.int32)
-    tensors = (torch.from_numpy(all_ids), torch.from_numpy(positions), torch.from_numpy(cu_seqlens))
-    return PackedBatch(*tensors, *counts, prefixes, constant)
+    return PackedBatch(token_ids, positions, np.array(borders, dtype=np.int32), *counts, prefixes, constant)

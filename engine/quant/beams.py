@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,7 +56,7 @@ class EmulatedBeams:
     def step(self, tokens: Tensor, step: int, ancestors: Tensor) -> Tensor:
         length = len(self._text.ids)
         packed = pack([[token] for token in tokens.tolist()])
-        packed = replace(packed, positions=torch.full_like(packed.positions, length + step))
+        packed = replace(packed, token_positions=np.full_like(packed.token_positions, length + step))
         keys, values = self._suffix
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ matrices. Slow on purpose: a reference to measure with, not to serve with.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -38,9 +38,11 @@ class Stream:
 
 @dataclass(frozen=True)
 class Batch:
-    """A packed batch with its rotations, and which tokens stay in full precision (bool[T] or None)."""
+    """A packed batch with its rotations, and which tokens stay in full precision (bool[T] or None); tensors
+    are where the decoder is."""
 
     packed: PackedBatch
+    cu_seqlens: Tensor
     rotation: tuple[Tensor, Tensor]
     exact: Tensor | None
 
@@ -77,12 +79,12 @@ class EmulatedDecoder:
         ids, positions, borders = (
             tensor.to(self.device) for tensor in (packed.input_ids, packed.positions, packed.cu_seqlens)
         )
-        packed = replace(packed, input_ids=ids, positions=positions, cu_seqlens=borders)
         exact = None if exact is None else exact.to(self.device)
-        angles = packed.positions[:, None, None].float() * self._weights[INV_FREQ].float()
+        angles = positions[:, None, None].float() * self._weights[INV_FREQ].float()
         scaling = self.architecture.rope.scaling
-        x = self._store(self._weights[EMBEDDING][packed.input_ids].float())
-        return Stream(x, None), Batch(packed, (angles.cos() * scaling, angles.sin() * scaling), exact)
+        x = self._store(self._weights[EMBEDDING][ids].float())
+        rotation = angles.cos() * scaling, angles.sin() * scaling
+        return Stream(x, None), Batch(packed, borders, rotation, exact)
 
     def step(
         self, layer: int, stream: Stream, batch: Batch, matrices: Mapping[Place, Matrix],
@@ -111,8 +113,7 @@ class EmulatedDecoder:
 
     def finish(self, stream: Stream, batch: Batch) -> Tensor:
         """hidden float32[num_samples, H] after the final norm, in the plain model's channels."""
-        packed = batch.packed
-        rows = stream.x[packed.cu_seqlens[1 : packed.num_samples + 1].long() - 1]
+        rows = stream.x[batch.cu_seqlens[1 : batch.packed.num_samples + 1].long() - 1]
         normed, _ = self._normed(rows, None)
         return normed.inputs @ self._unrotate
 
@@ -127,7 +128,7 @@ class EmulatedDecoder:
         return self.finish(stream, batch)
 
     def _attend(self, layer: int, qkv: Tensor, batch: Batch, attend: Attend | None) -> Tensor:
-        a, packed = self.architecture, batch.packed
+        a = self.architecture
         heads = qkv.reshape(len(qkv), -1, a.head_dim)
         q, k, v = torch.split(heads, [a.num_heads, a.num_kv_heads, a.num_kv_heads], dim=1)
         if a.qk_norm:
@@ -135,7 +136,7 @@ class EmulatedDecoder:
         q, k, v = (self._store(x) for x in (rotate(q, batch.rotation), rotate(k, batch.rotation), v))
         if attend is not None:
             return attend(layer, q, k, v).flatten(1)
-        return packed_attention(q, k, v, packed.cu_seqlens, packed.max_seqlen).flatten(1)
+        return packed_attention(q, k, v, batch.cu_seqlens, batch.packed.max_seqlen).flatten(1)
 
     def _head_norm(self, x: Tensor, layer: int, name: str) -> Tensor:
         factor = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.architecture.norm_eps)

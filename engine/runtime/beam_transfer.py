@@ -56,11 +56,11 @@ class HostInputs:
     def fill(self, packed: PackedBatch, widths: Sequence[int]) -> None:
         """The real prompts; each of the others is one token of its own and has one beam."""
         tokens, prompts, borders = packed.num_tokens, packed.num_samples, self._borders
-        self._ids[:tokens] = packed.input_ids.numpy()[:tokens]
+        self._ids[:tokens] = packed.token_ids[:tokens]
         self._ids[tokens:] = PAD_TOKEN
-        self._positions[:tokens] = packed.positions.numpy()[:tokens]
+        self._positions[:tokens] = packed.token_positions[:tokens]
         self._positions[tokens:] = 0
-        borders[: prompts + 1] = packed.cu_seqlens.numpy()[: prompts + 1]
+        borders[: prompts + 1] = packed.borders[: prompts + 1]
         borders[prompts + 1 :] = np.arange(tokens + 1, tokens + len(borders) - prompts)
         self._widths[:prompts] = widths
         self._widths[prompts:] = 1

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.packed import NO_PREFIX, PackedBatch
@@ -55,21 +57,21 @@ class _HostViews:
 
     def __init__(self, inputs: BucketInputs) -> None:
         tokens, samples = inputs.input_ids.shape[0], inputs.prefixes.shape[0]
-        self._ids, self._positions = _bytes(inputs.input_ids), _bytes(inputs.positions)
-        self._prefixes, self._ends = _bytes(inputs.prefixes), inputs.cu_seqlens.numpy()
+        self._ids, self._positions = _bytes(inputs.input_ids.numpy()), _bytes(inputs.positions.numpy())
+        self._prefixes, self._ends = _bytes(inputs.prefixes.numpy()), inputs.cu_seqlens.numpy()
         self._zeros, self._none = _padding(tokens, samples)
 
     def fill(self, packed: PackedBatch) -> None:
         filled, segments = 8 * packed.num_tokens, packed.num_segments
-        for ours, theirs in ((self._ids, packed.input_ids), (self._positions, packed.positions)):
+        for ours, theirs in ((self._ids, packed.token_ids), (self._positions, packed.token_positions)):
             ours[:filled] = _bytes(theirs)[:filled]
             ours[filled:] = self._zeros[filled:]
-        self._ends[: segments + 1] = packed.cu_seqlens.numpy()[: segments + 1]
+        self._ends[: segments + 1] = packed.borders[: segments + 1]
         self._ends[segments + 1 :] = packed.num_tokens
         with_prefix = 0
         if packed.prefixes is not None:
             with_prefix = 8 * segments
-            self._prefixes[:with_prefix] = _bytes(packed.prefixes)[:with_prefix]
+            self._prefixes[:with_prefix] = _bytes(packed.prefixes.numpy())[:with_prefix]
         self._prefixes[with_prefix:] = self._none[with_prefix:]
 
 
@@ -79,6 +81,5 @@ def _padding(tokens: int, samples: int) -> tuple[memoryview, memoryview]:
     return memoryview(bytes(8 * tokens)), np.array([NO_PREFIX] * samples, dtype=np.int32).data.cast("B")
 
 
-def _bytes(x: Tensor) -> memoryview:
-    view: memoryview = x.numpy().data
-    return view.cast("B")
+def _bytes(x: NDArray[Any]) -> memoryview:
+    return x.data.cast("B")

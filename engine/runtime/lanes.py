@@ -219,7 +219,7 @@ class LanePool:
             raise ValueError(f"segments = {packed.num_segments}: a batch may have {self.most_segments}")
         if packed.prefixes is not None and not self.takes_prefixes:
             raise ValueError("prefixes: this artifact's package takes none")
-        ids = packed.input_ids.numpy()  # of torch, every operation would let others have the interpreter
+        ids = packed.token_ids  # of torch, every operation would let others have the interpreter
         if np.maximum.reduce(ids.view(np.uint64)) >= self._vocab_size:  # one below zero is a large one there
             low, high = int(ids.min()), int(ids.max())
             raise ValueError(

@@ -68,3 +68,15 @@ def test_empty_input_is_refused() -> None:
 def test_bounds_that_make_no_sense(values: tuple[int, int, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BatchBounds(*values)
+
+
+def test_packing_makes_no_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation of torch takes longer than packing does, and lets others have the interpreter."""
+
+    def fail(_: object) -> None:
+        raise AssertionError("a tensor was made")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "from_numpy", fail)
+        packed = pack([[7, 8, 9], [5]])
+    assert packed.input_ids.tolist() == packed.token_ids.tolist() == [7, 8, 9, 5]
