@@ -12,13 +12,18 @@ from typing import Any
 
 import torch
 
-__all__ = ["capability", "cdiv", "has_large_blocks", "jit", "next_power_of_2", "register", "tl"]
+__all__ = [
+    "capability", "cdiv", "has_large_blocks", "jit", "let_next_start", "next_power_of_2", "register",
+    "starts_early", "tl", "wait_for_last",
+]  # fmt: skip
 
 try:
     import triton
     import triton.language as tl
+    from triton.language.extra.cuda import gdc_launch_dependents as let_next_start
+    from triton.language.extra.cuda import gdc_wait as wait_for_last
 except ImportError:  # CPU-only machines
-    triton = None
+    triton = let_next_start = wait_for_last = None
     tl = SimpleNamespace(constexpr=object)  # what signatures of kernels name
 
 
@@ -59,6 +64,12 @@ def capability(x: torch.Tensor) -> int:
         return 90
     major, minor = torch.cuda.get_device_capability(x.device)
     return 10 * major + minor
+
+
+def starts_early(x: torch.Tensor) -> bool:
+    """Whether a kernel can start while the last one runs (programmatic dependent launch), as launch_pdl
+    asks."""
+    return capability(x) >= 90
 
 
 def has_large_blocks(arch: int) -> bool:

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.ops.portable.language import capability, jit, next_power_of_2, tl
+from engine.ops.portable.language import capability, jit, next_power_of_2, starts_early, tl, wait_for_last
 from engine.ops.portable.linear import linear_e4m3
 from engine.ops.portable.norm import add_rms_norm
 from engine.ops.portable.quantised import Activation, empty_quantised
-from engine.ops.portable.split_product import choose_split, most_rows, split_product_kernel
+from engine.ops.portable.split_product import ROWS, choose_split, pays_to_split, split_product_kernel
 
 NAME = "boundgen::product_add_norm"
 
@@ -30,22 +30,24 @@ _library.define(
 def add_parts_norm_kernel(
     parts, input_scale, weight_scale, x, norm_weight, out_scale, total, out, num_rows,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, EPS: tl.constexpr,
-    SCALED: tl.constexpr, STATIC: tl.constexpr,
+    SCALED: tl.constexpr, STATIC: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A row a program, as add_rms_norm's; the product is rounded as the library's is."""
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
     at = row * WIDTH + column
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)  # older than the parts
+    gain = tl.load(norm_weight + column, mask=inside, other=0.0).to(tl.float32)
+    if EARLY:
+        wait_for_last()
     product = tl.load(parts + at, mask=inside, other=0.0)
     for part in tl.static_range(1, SPLITS):
         product += tl.load(parts + part * num_rows * WIDTH + at, mask=inside, other=0.0)
     if SCALED:
         product *= tl.load(input_scale) * tl.load(weight_scale)
-    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     value += product.to(x.dtype.element_ty).to(tl.float32)
     tl.store(total + at, value.to(total.dtype.element_ty), mask=inside)
-    gain = tl.load(norm_weight + column, mask=inside, other=0.0).to(tl.float32)
     normed = value * tl.rsqrt(tl.sum(value * value, 0) / WIDTH + EPS) * gain
     if STATIC:
         normed = tl.clamp(normed * (1.0 / tl.load(out_scale)), -448.0, 448.0)
@@ -63,11 +65,12 @@ def launch(
     """The way of few rows."""
     num_rows, (outputs, width) = inputs.shape[0], weight.shape
     split = choose_split(num_rows, width, outputs, weight_scale is not None, capability(x))
+    early = starts_early(x)
     parts = torch.empty((split.splits, num_rows, outputs), dtype=torch.float32, device=x.device)
-    product_kernel[(outputs // split.columns, split.splits, -(-num_rows // split.rows))](
+    product_kernel[split.grid(num_rows, outputs)](
         inputs, weight, parts, num_rows,
-        WIDTH=width, OUTPUTS=outputs, ROWS=split.rows, COLS=split.columns, DEPTH=split.depth,
-        STAGES=split.stages, num_warps=split.warps,
+        WIDTH=width, OUTPUTS=outputs, TILE_ROWS=ROWS, COLS=split.columns, DEPTH=split.depth,
+        STAGES=split.stages, EARLY=early, num_warps=4,
     )  # fmt: skip
     total, out = _fake(inputs, input_scale, weight, weight_scale, x, norm_weight, out_scale, eps)
     # What is not there is not read: any tensor stands for it.
@@ -75,7 +78,8 @@ def launch(
         parts, x if input_scale is None else input_scale, x if weight_scale is None else weight_scale,
         x, norm_weight, x if out_scale is None else out_scale, total, out, num_rows,
         WIDTH=outputs, BLOCK=next_power_of_2(outputs), SPLITS=split.splits, EPS=eps,
-        SCALED=weight_scale is not None, STATIC=out_scale is not None, num_warps=4,
+        SCALED=weight_scale is not None, STATIC=out_scale is not None, EARLY=early, num_warps=4,
+        **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
     return total, out
 
@@ -99,8 +103,8 @@ def _by_rows(
     norm_weight: Tensor, out_scale: Tensor | None, eps: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     outputs, width = weight.shape
-    few = inputs.shape[0] <= most_rows(width, outputs, weight_scale is not None)
-    way = launch if few else _apart
+    splits = pays_to_split(inputs.shape[0], width, outputs, weight_scale is not None, capability(x))
+    way = launch if splits else _apart
     return way(inputs, input_scale, weight, weight_scale, x, norm_weight, out_scale, eps)
 
 

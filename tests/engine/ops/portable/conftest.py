@@ -234,6 +234,7 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Callable[[Case, int], list[Launch
     def run(case: Case, arch: int) -> list[Launch]:
         module = importlib.import_module(f"engine.ops.portable.{case.module}")
         monkeypatch.setattr(module, "capability", lambda _: arch, raising=False)
+        monkeypatch.setattr(module, "starts_early", lambda _: arch >= 90, raising=False)
         found: list[Launch] = []
         if hasattr(module, "wrap_triton"):
             monkeypatch.setattr(module, "wrap_triton", lambda kernel: _Recorder(kernel, found))

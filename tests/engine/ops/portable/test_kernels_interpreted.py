@@ -200,6 +200,7 @@ for rows in (1, 64, 100, 128, 130, 8 * 128 + 1):
 import torch.nn.functional as F
 from engine.ops.portable import product_norm
 from engine.ops.portable.quantised import E4M3, dequantise
+product_norm.starts_early = lambda _: False
 product_norm.empty_quantised = lambda x, shape, mode: (torch.empty(shape), None)  # e4m3 would be truncated
 sizes = ((1, 128, 640), (7, 192, 384), (64, 64, 640), (100, 128, 1152), (128, 64, 128), (129, 64, 384))
 for rows, outputs, width in (*sizes, (200, 128, 384)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.ops.portable import product_norm, split_product
+from engine.ops.portable import product_norm
 from engine.ops.portable.linear import linear_e4m3
 from engine.ops.portable.norm import add_rms_norm
 from engine.ops.portable.product_norm import product_add_norm
 from engine.ops.portable.quantised import E4M3, Activation
-from engine.ops.portable.split_product import choose_split, most_rows
+from engine.ops.portable.split_product import ROWS, choose_split, pays_to_split
 from engine.ops.portable.tiles import MULTIPROCESSORS
 
 OUTPUTS, WIDTH = 48, 80
@@ -75,17 +76,28 @@ def test_is_exported_for_any_number_of_rows(quantised: bool) -> None:
     assert (total.dtype, normed.dtype, normed.shape) == (torch.bfloat16, E4M3, (400, OUTPUTS))
 
 
-def test_few_rows_of_a_long_product_are_split() -> None:
-    assert most_rows(4864, 896, True) == most_rows(3072, 1024, True) == most_rows(1536, 576, True) == 256
-    assert most_rows(896, 896, False) == most_rows(2048, 1024, False) == 0
-    assert most_rows(4864 + 64, 896, True) == most_rows(4864, 896 + 32, True) == 0  # not whole steps or tiles
+@pytest.mark.parametrize(
+    ("width", "outputs", "quantised"),
+    [(4864, 896, True), (4864, 896, False), (896, 896, False), (3072, 1024, True), (576, 576, False)],
+)
+def test_few_rows_pay_on_hopper(width: int, outputs: int, quantised: bool) -> None:
+    assert pays_to_split(100, width, outputs, quantised, 90)
+    assert not pays_to_split(400, width, outputs, quantised, 90)
+    assert not pays_to_split(100, width, outputs, quantised, 80)
 
 
-@pytest.mark.parametrize(("rows", "way"), [(2, "split"), (100, "split"), (256, "split"), (257, "library")])
+def test_what_is_not_served_or_was_not_measured_goes_to_the_library() -> None:
+    assert not pays_to_split(100, 4864 + 64, 896, True, 90)  # not whole steps
+    assert not pays_to_split(100, 4864, 896 + 32, True, 90)  # not whole tiles
+    assert not pays_to_split(100, 8192, 2048, True, 90)  # a large weight
+
+
+@pytest.mark.parametrize(("rows", "way"), [(2, "split"), (320, "split"), (321, "library")])
 def test_rows_choose_the_way(rows: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[str] = []
     monkeypatch.setattr(product_norm, "launch", lambda *_: taken.append("split"))
     monkeypatch.setattr(product_norm, "_apart", lambda *_: taken.append("library"))
+    monkeypatch.setattr(product_norm, "capability", lambda _: 90)
     weight: Any = torch.empty(896, 4864, device="meta")
     one = torch.ones(1)
     product_norm._by_rows(torch.empty(rows, 4864, device="meta"), one, weight, one, weight, weight, None, 0.0)
@@ -97,8 +109,8 @@ def test_rows_choose_the_way(rows: int, way: str, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(("outputs", "width"), [(896, 4864), (1024, 3072), (576, 1536), (64, 128)])
 def test_parts_run_at_once_and_none_is_empty(rows: int, quantised: bool, outputs: int, width: int) -> None:
     split = choose_split(rows, width, outputs, quantised, 90)
-    programs = -(-rows // split.rows) * (outputs // split.columns) * split.splits
-    assert split.splits == 1 or programs <= MULTIPROCESSORS
+    grid = split.grid(rows, outputs)
+    assert split.splits == 1 or math.prod(grid) <= MULTIPROCESSORS
     assert 1 <= split.splits <= width // split.depth
     assert outputs % split.columns == 0 == width % split.depth
-    assert split.columns == split_product.COLUMNS
+    assert grid[2] == -(-rows // ROWS)

@@ -13,7 +13,7 @@ from engine.ops.portable import product_norm
 from engine.ops.portable.linear import quantise_weight
 from engine.ops.portable.product_norm import product_add_norm
 from engine.ops.portable.quantised import E4M3, Activation, dequantise, quantise_static
-from engine.ops.portable.split_product import most_rows
+from engine.ops.portable.split_product import MOST_ROWS, pays_to_split, serves_split
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 SHAPES = {
@@ -65,6 +65,9 @@ def near(got: Tensor, want: Tensor, tolerance: float) -> None:
 @pytest.mark.parametrize("quantised", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_split_products_do_what_the_library_does(shape: str, quantised: bool, static: bool) -> None:
+    outputs, width = SHAPES[shape]
+    if not serves_split(width, outputs, quantised):
+        pytest.skip("not whole steps: goes to the library")
     for rows in ROWS:
         given = draw(shape, rows, quantised, static)
         got, again, want = (
@@ -81,10 +84,11 @@ def test_split_products_do_what_the_library_does(shape: str, quantised: bool, st
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_operation_takes_the_way_of_its_rows(shape: str, quantised: bool) -> None:
     outputs, width = SHAPES[shape]
-    most = most_rows(width, outputs, quantised)
-    for rows in {100, 257, 700, max(1, most), most + 1}:
+    arch = product_norm.capability(torch.empty(0, device="cuda"))
+    for rows in (100, 257, MOST_ROWS, MOST_ROWS + 1, 700):
         given = draw(shape, rows, quantised, quantised)
-        way = product_norm.launch if rows <= most else product_norm._apart
+        splits = pays_to_split(rows, width, outputs, quantised, arch)
+        way = product_norm.launch if splits else product_norm._apart
         inputs, input_scale, weight, weight_scale, stream, gain, scale, eps = given
         total, normed = product_add_norm(
             Activation(inputs, input_scale), weight, weight_scale, stream, gain, eps, scale=scale
