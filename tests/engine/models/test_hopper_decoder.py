@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -89,10 +90,22 @@ def make(kind: str) -> Made:
     return Made(architecture, weights, eager, calibrate(eager, [pack(SAMPLES)]))
 
 
+def pad(packed: PackedBatch, tokens: int, segments: int = 0) -> PackedBatch:
+    """With so many tokens behind the last segment, and before them segments of none."""
+    return dataclasses.replace(
+        packed,
+        token_ids=np.pad(packed.token_ids, (0, tokens), constant_values=3),
+        token_positions=np.pad(packed.token_positions, (0, tokens)),
+        borders=np.pad(packed.borders, (0, segments), "edge"),
+    )
+
+
 def run(decoder: Any, packed: PackedBatch) -> Tensor:
+    device = next(decoder.parameters()).device
     with torch.inference_mode():
         before = () if packed.prefixes is None else (packed.prefixes, packed.constant)
-        out: Tensor = decoder(packed.input_ids, packed.positions, packed.cu_seqlens, *before)
+        given = (packed.input_ids, packed.positions, packed.cu_seqlens, *before)
+        out: Tensor = decoder(*(x.to(device) for x in given))
     return out[: packed.num_samples].float()
 
 
@@ -134,12 +147,7 @@ def test_padding_changes_nothing() -> None:
     made = make("norm")
     decoder = made.decoder(made.plan("bf16"))
     packed = pack(SAMPLES)
-    padded = dataclasses.replace(
-        packed,
-        input_ids=torch.cat([packed.input_ids, torch.full((22,), 3)]),
-        positions=torch.cat([packed.positions, torch.zeros(22, dtype=torch.int64)]),
-        cu_seqlens=torch.cat([packed.cu_seqlens, packed.cu_seqlens[-1:].repeat(4)]),
-    )
+    padded = pad(packed, 22, 4)
     assert torch.equal(run(decoder, padded), run(decoder, packed))
 
 
@@ -150,11 +158,7 @@ def test_what_a_portable_layer_leaves_in_the_padding_reaches_no_hopper_layer(
     made = make("norm")
     decoder = made.decoder(made.plan("bf16", portable=(0,)))
     packed = pack(SAMPLES)
-    padded = dataclasses.replace(
-        packed,
-        input_ids=torch.cat([packed.input_ids, torch.full((22,), 3)]),
-        positions=torch.cat([packed.positions, torch.zeros(22, dtype=torch.int64)]),
-    )
+    padded = pad(packed, 22)
 
     def poison(_: Any, __: Any, left: tuple[Tensor, Tensor]) -> None:
         for x in left:
@@ -242,15 +246,6 @@ def test_a_missing_scale_is_named() -> None:
 EXTRA = 4  # segments of no tokens, and behind them rows of none
 
 
-def pad_on_device(packed: PackedBatch) -> PackedBatch:
-    return dataclasses.replace(
-        packed,
-        input_ids=torch.cat([packed.input_ids, torch.full((88,), 3)]).cuda(),
-        positions=torch.cat([packed.positions, torch.zeros(88, dtype=torch.int64)]).cuda(),
-        cu_seqlens=torch.cat([packed.cu_seqlens, packed.cu_seqlens[-1:].repeat(EXTRA)]).cuda(),
-    )
-
-
 def kernels_or_skip() -> HopperKernels:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the hopper path is for compute capability 9.0")
@@ -273,7 +268,7 @@ def test_the_device_computes_what_the_oracles_do(
     plan = made.plan(precision, portable)
     packed = pack(SAMPLES)
     wanted = run(made.decoder(plan), packed)
-    padded = pad_on_device(packed)
+    padded = pad(packed, 88, EXTRA)
     decoder = made.decoder(dataclasses.replace(plan, library=kernels.library)).to("cuda")
     found = run(decoder, padded).cpu()
     assert torch.isfinite(found).all()
@@ -297,7 +292,7 @@ def test_the_device_takes_prefixes_as_the_oracles_do(
     assert packed.prefixes is not None
     assert packed.constant is not None
     on_device = dataclasses.replace(
-        pad_on_device(packed),
+        pad(packed, 88, EXTRA),
         prefixes=torch.cat([packed.prefixes, torch.tensor([[-1, 0]] * EXTRA, dtype=torch.int32)]).cuda(),
         constant=packed.constant.cuda(),
     )
