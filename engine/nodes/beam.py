@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -148,7 +149,8 @@ class Beam(Node):
         closed = torch.zeros_like(found.scores, dtype=torch.bool) if found.closed is None else found.closed
         given = (found.tokens, found.lengths, found.scores, closed, found.nodes)
         by_prompt = zip(*(x.unbind() for x in given if x is not None), strict=True)
-        counts = found.scores.isfinite().sum(-1).tolist()
+        # By numpy: three operations of torch take four times as long, first of all after a pause.
+        counts = np.add.reduce(np.isfinite(found.scores.numpy()), axis=1, dtype=np.int64).tolist()
         samples = []
         for columns, count in zip(by_prompt, counts, strict=True):
             live = columns if count == width else tuple(x[:count] for x in columns)
