@@ -23,7 +23,7 @@ from torch.library import wrap_triton
 
 from engine.ops import reference
 from engine.ops.portable.beam_attention_kernel import beam_attention_kernel
-from engine.ops.portable.language import capability, cdiv, next_power_of_2, register
+from engine.ops.portable.language import capability, cdiv, has_large_blocks, next_power_of_2, register
 from engine.ops.portable.tiles import MULTIPROCESSORS
 
 HEAD_DIMS = (16, 32, 64, 128)  # what a tile of a tensor core and the registers allow
@@ -43,14 +43,14 @@ class Tiles(NamedTuple):
 
 
 def choose_tiles(group: int, dim: int, arch: int, *, few: bool = False) -> Tiles:
-    """What leaves no register spilled. A warpgroup of sm_90 multiplies 64 rows at once.
+    """What leaves no register spilled. A warpgroup of sm_90 multiplies 64 rows at once; sm_120 has none.
 
     `few`, of rows: heads of 128 then take 16 rows a program, which waits for less; many such programs read a
     prompt too often. One request of Qwen3's heads takes 5.8 us so and 9.9 in tiles of 64 rows, three 8.2 and
     9.9, eight 16 and 12, ten of 300 tokens 37 and 33 (H200).
     """
     narrow, padded = dim <= 64, next_power_of_2(group)
-    rows = 16 if few and not narrow else 64 if narrow or arch >= 90 else 32
+    rows = 16 if few and not narrow else 64 if narrow or has_large_blocks(arch) else 32
     beams = max(1, min(32, rows // padded))
     # Four slots are all of a search with four steps. Wide heads leave registers for fewer keys.
     slots = min(4, 64 // beams) if narrow else 4 if rows == 16 else 16 // beams

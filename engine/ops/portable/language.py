@@ -20,11 +20,15 @@ __all__ = [
 try:
     import triton
     import triton.language as tl
+except ImportError:  # CPU-only machines
+    triton = None
+    tl = SimpleNamespace(constexpr=object)  # what signatures of kernels name
+
+try:
     from triton.language.extra.cuda import gdc_launch_dependents as let_next_start
     from triton.language.extra.cuda import gdc_wait as wait_for_last
-except ImportError:  # CPU-only machines
-    triton = let_next_start = wait_for_last = None
-    tl = SimpleNamespace(constexpr=object)  # what signatures of kernels name
+except ImportError:  # nor may a Triton have these: then no kernel starts early
+    let_next_start = wait_for_last = None
 
 
 def jit(kernel: Callable[..., None]) -> Any:
@@ -69,7 +73,7 @@ def capability(x: torch.Tensor) -> int:
 def starts_early(x: torch.Tensor) -> bool:
     """Whether a kernel can start while the last one runs (programmatic dependent launch), as launch_pdl
     asks."""
-    return capability(x) >= 90
+    return wait_for_last is not None and capability(x) >= 90
 
 
 def has_large_blocks(arch: int) -> bool:

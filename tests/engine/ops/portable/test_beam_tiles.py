@@ -15,7 +15,7 @@ def test_hundred_beams_of_eight_wide_key_heads(prompts: int, few: bool) -> None:
     assert (tiles.programs(8, 100, prompts) <= AT_ONCE) is few
 
 
-@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("arch", [80, 90, 120])
 @pytest.mark.parametrize("few", [True, False])
 @pytest.mark.parametrize("dim", HEAD_DIMS)
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 7, 8, 16, 32])

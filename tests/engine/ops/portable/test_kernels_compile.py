@@ -14,7 +14,7 @@ import torch
 triton = pytest.importorskip("triton", reason="Triton is not installed: kernels cannot be compiled here")
 
 SHARED_BYTES = {80: 166_912, 90: 232_448, 120: 101_376}  # the most a block may have: 163, 227, 99 KiB
-TILED = ("gate_up", "linear_int8")  # by how much that is
+TILED = ("gate_up", "linear_int8", "kept_attention", "product_norm")  # by how much that is
 TYPES = {
     torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64",
     torch.float8_e4m3fn: "*fp8e4nv", torch.bool: "*i1", torch.int8: "*i8",
