@@ -133,12 +133,14 @@ class BeamGraphLane:
         try:
             began = time.thread_time()
             ends.inputs.fill(packed, widths)
-            self._lane.meter.note(time.thread_time() - began)
+            filled = time.thread_time()
             with launching:
                 ends.side.begun.record(self._lane.stream)
                 captured.enqueue(place)
                 ends.side.done.record(self._lane.stream)
+            enqueued = time.thread_time()
             launched = PendingSearch(captured, ends, packed.num_samples, width)  # while the device works
+            self._lane.meter.note(time.thread_time() - enqueued + filled - began)
         except BaseException:
             with suppress(RuntimeError):  # of the device
                 self._lane.stream.synchronize()  # what was enqueued may not have read its inputs yet

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from threading import Event
+from typing import Any
 
 import pytest
 import torch
@@ -126,6 +128,23 @@ def test_room_for_results_is_made_while_the_device_works(
         patch.setattr(HostResults, "room", fail)
         found = finish()
     same(found, plain(beams, ONE, [WIDTH]))
+
+
+def test_making_room_counts_as_pythons_part_of_a_launch(
+    beams: EagerBeams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beams.prepare(PLAN, SIZES, None, FEW)
+    make, busy_s = HostResults.room, 0.2
+
+    def slowly(*given: Any) -> Any:
+        until = time.thread_time() + busy_s
+        while time.thread_time() < until:
+            pass
+        return make(*given)
+
+    monkeypatch.setattr(HostResults, "room", slowly)
+    begin(beams, ONE).result(60)()
+    assert beams.pool.launch_report.python_max_ms >= 1e3 * busy_s
 
 
 def test_a_device_that_fails_meanwhile_is_told_by_the_results(
