@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from schemas.messages import ErrorCode, Outcome
+from schemas.messages import ErrorCode, ErrorInfo, Outcome
 from worker.logs import Throttle
 from worker.metrics import PipelineMetrics
 from worker.offsets import OffsetTracker
@@ -91,7 +91,7 @@ class Delivery:
     async def _tell(self, work: Work, verdict: Verdict) -> Outcome:
         if verdict.dead is not None:
             assert verdict.error is not None, "a dead letter says why"
-            await self._bury(work, verdict.dead, verdict.error.message)
+            await self._bury(work, verdict.dead, _said(verdict.error))
         if work.route is None:
             return verdict.outcome
         reply, verdict = self._reply(work, verdict)
@@ -150,6 +150,13 @@ class Delivery:
 def _where(work: Work) -> dict[str, object]:
     place = work.place
     return {"topic": place.partition.topic, "partition": place.partition.partition, "offset": place.offset}
+
+
+def _said(error: ErrorInfo) -> str:
+    """The message with its field: a dead letter and the log have no other place for it."""
+    if error.field is None or error.message.startswith((f"{error.field} ", f"{error.field}:", "header ")):
+        return error.message
+    return f"{error.field}: {error.message}"
 
 
 def _too_large_to_send(message: str) -> Verdict:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Literal, TypeAlias
 
 from engine.errors import InputError
 from engine.nodes.specials import SpecialTokens
 from engine.nodes.template import Template
-from engine.options import suggest
 from engine.values import Sample
 
 SpecialsPolicy: TypeAlias = Literal["strip", "error", "allow"]
@@ -71,9 +71,18 @@ def _missing_field(index: int, given: Mapping[str, object], templates: Sequence[
     """About the template that lacks least."""
     lacking = min(([field for field in each.fields if field not in given] for each in templates), key=len)
     field = lacking[0]
-    hint = suggest(field, given) if given else "the sample has no fields"
+    hint = f"the sample has {_names(given, field)}" if given else "the sample has no fields"
     message = f"samples[{index}].fields.{field} is missing: the pipeline's template needs it; {hint}"
     return InputError("invalid", message, f"samples[{index}].fields.{field}")
+
+
+def _names(given: Mapping[str, object], field: str) -> str:
+    """The sample's fields, the ones most like `field` first; bounded, for producers choose them."""
+    near = get_close_matches(field, given, n=3)
+    names = [*near, *(name for name in given if name not in near)]
+    shown = [repr(name[:60]) + "..." * (len(name) > 60) for name in names[:3]]
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(shown) + rest
 
 
 def _as_text(key: str, value: object) -> str:

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any, Self
 
 from aiokafka.errors import KafkaError
@@ -30,6 +32,7 @@ from schemas.client.settings import ClientSettings
 from schemas.codec import encode_request
 from schemas.headers import request_headers
 from schemas.messages import Reply, Request
+from schemas.plain import quote
 
 DEFAULT_SETTINGS = ClientSettings()
 
@@ -169,6 +172,7 @@ class Client:
         options: Mapping[str, Any] | None = None,
     ) -> Pending:
         """Send one request; the handle's reply() is the rest of score(), which tells what is raised."""
+        _check_timeout(timeout_ms)
         deadline_ms = self._deadline(timeout_ms)
         request = build_request(
             pipeline,
@@ -177,7 +181,7 @@ class Client:
             deadline_ms=deadline_ms,
             timeout_ms=None if deadline_ms is not None or timeout_ms is None else round(timeout_ms),
             priority=priority,
-            options=dict(options or {}),
+            options=dict(options) if isinstance(options, Mapping) else {} if options is None else options,
         )
         wait_ms = None if timeout_ms is None else max(timeout_ms, 0) + self._settings.grace_ms
         return await self.submit_request(request, wait_ms=wait_ms)
@@ -238,3 +242,8 @@ class Client:
         error = None if future.cancelled() else future.exception()
         if error is not None:
             self._pending.fail(pending, SendError(f"topic {topic!r} did not acknowledge: {error!r}"))
+
+
+def _check_timeout(timeout_ms: object) -> None:
+    if timeout_ms is not None and not (isinstance(timeout_ms, Real) and math.isfinite(timeout_ms)):
+        raise ValueError(f"timeout_ms: should be a finite number, got {quote(timeout_ms)}")

@@ -39,7 +39,7 @@ def error_of(data: Any, limits: Limits | None = None) -> DecodeError:
         ({"id": "x" * 129}, "id", "at most 128 characters"),
         ({"pipeline": None}, "pipeline", "should be a valid string, got None"),
         ({"pipeline": b"relevance"}, "pipeline", "should be a valid string, got b'relevance'"),
-        ({"samples": []}, "samples", "at least 1 item"),
+        ({"samples": []}, "samples", "samples: should have at least 1 item, got a list of 0"),
         ({"samples": {"text": "a"}}, "samples", "got a map of 1"),
         ({"samples": [{"text": "a"}, 5]}, "samples[1]", "got 5"),
         ({"samples": [{}]}, "samples[0]", "exactly one of text, fields and token_ids"),
@@ -79,7 +79,10 @@ def test_an_invalid_field_is_named_and_quoted(changes, field, text):
         ([1, 2], "not a map but a list of 2"),
         ("x" * 1000, "not a map but 'xxx"),
         (None, "not a map but None"),
-        (b'{"v": 1, "id": "a"}', "bytes after the end"),  # JSON: the first byte alone is a whole number
+        (
+            b'{"v": 1, "id": "a"}',
+            "18 bytes after the end of the message: it begins as JSON does",
+        ),  # JSON: the first byte alone is a whole number
         (b"\x91" * 5000, "StackError"),
         (message(x=msgpack.ExtType(5, b"abc")), "x: a value of type ExtType is not allowed"),
         (message(x=[msgpack.Timestamp(5)]), "x[0]: a value of type Timestamp is not allowed"),

@@ -132,6 +132,8 @@ async def test_every_bad_record_gets_its_outcome(sites: MakeSite) -> None:
         assert origin.exception_class == "boundgen.MalformedRequest"
         assert origin.attempts == 1
         assert origin.offset == list(ANSWERED).index(name)
+        field = ANSWERED[name][3]
+        assert field is None or (origin.message or "").startswith(f"{field}: "), origin.message
     said = [origin.message or "" for origin, _ in letters[len(DEAD) :]]
     expected = [message for _, _, message in quiet.values() if message is not None]
     assert all(text.startswith(start) for text, start in zip(said, expected, strict=True)), said

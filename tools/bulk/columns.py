@@ -90,7 +90,12 @@ class Columns:
             sample = self._mapped(columns) if self.paths else self._whole(columns)
         except ValueError as error:
             return RowError(ErrorCode.INVALID_FIELD, str(error), str(error).partition(":")[0])
-        return sample or RowError(INVALID_ROW, f"none of its columns is of use: {_names(columns)}")
+        if sample is not None:
+            return sample
+        text = f"none of its columns is of use: {_names(columns)}"
+        if self.paths:
+            text += f"; the pipeline reads {_names(self.paths)}: --map FIELD=COLUMN"
+        return RowError(INVALID_ROW, text)
 
     def top_level(self, names: Sequence[str]) -> list[str]:
         """Of a file's columns those that must be read."""

@@ -73,6 +73,9 @@ async def test_brokers_that_fall_silent_cost_no_more_than_the_requests_own_wait(
         (["a"], {"id": ""}, "id: .*got ''"),
         (["\ud800"], {}, r"samples\[0\]\.text: not Unicode"),
         (["a"], {"options": {"x": float("nan")}}, "options.x: nan is not a finite number"),
+        (["a"], {"options": [1]}, "options: should be a map, got a list of 1"),
+        (["a"], {"timeout_ms": "5"}, "timeout_ms: should be a finite number, got '5'"),
+        (["a"], {"timeout_ms": float("nan")}, "timeout_ms: should be a finite number, got nan"),
     ],
 )
 async def test_bad_requests_never_leave(kafka, topics, patient, samples, changes, text):

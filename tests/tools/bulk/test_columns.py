@@ -17,6 +17,13 @@ def test_a_row_without_the_id_asked_for_is_an_error_row(column: str) -> None:
     assert repr(column) in found.message
 
 
+def test_a_row_without_any_field_says_which_the_pipeline_reads() -> None:
+    found = Columns({"query": "query", "title": "name"}, False, None).sample({"q": "red shoes"})
+    assert isinstance(found, RowError)
+    wanted = "none of its columns is of use: 'q'; the pipeline reads 'query', 'title': --map FIELD=COLUMN"
+    assert found.message == wanted
+
+
 @pytest.mark.parametrize(("column", "row_id"), [("key", "a"), (None, "c")])
 def test_ids(column: str | None, row_id: str) -> None:
     columns = Columns({"text": "text"}, False, column)
