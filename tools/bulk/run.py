@@ -44,6 +44,7 @@ class Tally:
     rows: int = 0
     rows_before: int = 0
     errors: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)  # of each error's code, this run's first
     models: set[str] = field(default_factory=set)
     parts: int = 0
     seconds: float = 0.0
@@ -170,6 +171,10 @@ class BulkRun:
     def _keep(self, scored: ScoredPart, progress: BulkProgress) -> None:
         record = write_record(self._workspace, self._kind, scored)
         self.tally.add(record)
+        if record.errors.keys() - self.tally.examples.keys():
+            for row, result in zip(scored.part.rows, scored.results, strict=True):
+                if isinstance(result, RowError):
+                    self.tally.examples.setdefault(result.code, f"row {row.number}: {result.message[:160]}")
         self.tally.write_cpu_s = time.thread_time()
         progress.update(self.tally.rows, self.tally.failed, scored.part.share_read)
 

@@ -181,7 +181,8 @@ def report(tally: Tally, job: Job, as_json: bool) -> None:
         f"{tally.rows:,} rows, {tally.failed:,} failed, {summary['rows_per_s']:,} rows/s: {job.output}"
     )
     for code, count in sorted(tally.errors.items()):
-        console.print(f"  {count:,} {code}")
+        example = tally.examples.get(code)
+        console.print(f"  {count:,} {code}" + (f", such as {example}" if example else ""))
     if len(tally.models) > 1:
         console.print(f"  answered by {len(tally.models)} models: {', '.join(sorted(tally.models))}")
     if as_json:

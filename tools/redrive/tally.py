@@ -89,7 +89,9 @@ class Tally:
         if self.exceptions:
             shown.append("why the selected ones are dead letters:")
             for exception, count in self.exceptions.most_common(20):
-                shown.append(f"  {count:,} {exception}: {self.examples[exception][:160]}".rstrip(": "))
+                joined = ": " if count == 1 else ", such as: "  # messages of one class differ
+                example = self.examples[exception][:160]
+                shown.append(f"  {count:,} {exception}{joined if example else ''}{example}")
         return shown
 
     def going_on(self) -> str:

@@ -46,6 +46,7 @@ def test_bad_rows_become_error_rows_and_their_neighbours_do_not(desk: Any) -> No
     outcome = desk.bulk("in.jsonl", "out.jsonl")
     assert (outcome.status, outcome.summary["ok"], outcome.summary["failed"]) == (1, 4, 2)
     assert outcome.summary["errors"] == {"invalid_field": 2}
+    assert "2 invalid_field, such as row 2: 'two' is not a number" in outcome.told
     found = desk.read("out.jsonl")
     assert [row["custom_id"] for row in found] == [f"id-{place}" for place in range(6)]
     assert [row["response"] is None for row in found] == [False, False, True, False, True, False]

@@ -57,7 +57,7 @@ async def test_a_dry_run_is_the_default_and_writes_nothing(posts: Any) -> None:
     assert [line["id"] for line in outcome.listed] == ["r-1", "r-2"]
     assert outcome.listed[0]["to"] == [post.topic, 0]
     assert "--send does it" in outcome.told
-    assert "boundgen.MalformedRequest: v: missing" in outcome.told
+    assert "2 boundgen.MalformedRequest, such as: v: missing" in outcome.told
     assert await post.records() == []
 
 
