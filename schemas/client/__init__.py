@@ -4,5 +4,6 @@ from schemas.client.errors import ClientError, ReplyTimeout
 from schemas.client.pending import Pending
 from schemas.client.session import Client
 from schemas.client.settings import ClientSettings
+from schemas.messages import Sample
 
-__all__ = ["Client", "ClientError", "ClientSettings", "Pending", "ReplyTimeout"]
+__all__ = ["Client", "ClientError", "ClientSettings", "Pending", "ReplyTimeout", "Sample"]

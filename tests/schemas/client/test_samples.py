@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,3 +37,18 @@ def test_anything_else_is_named(samples: Any, text: str) -> None:
     with pytest.raises(ValueError) as caught:
         build_request("p", samples, None)
     assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("name", ["README.md", "engine/beam/README.md"])
+def test_calls_for_recall_that_readmes_show(name: str) -> None:
+    shown = (Path(__file__).parents[3] / name).read_text(encoding="utf-8")
+    calls = re.findall(r'client\.score\("recall".*?\}\)', shown)
+    assert calls
+    for call in calls:
+        tree = ast.parse(call, mode="eval").body
+        assert isinstance(tree, ast.Call)
+        pipeline, samples = (ast.literal_eval(each) for each in tree.args)
+        rest = {each.arg: ast.literal_eval(each.value) for each in tree.keywords if each.arg is not None}
+        request = build_request(pipeline, samples, None, **rest)
+        assert request.samples[0].fields
+        assert set(request.options or {}) <= {"width", "top_n"}
