@@ -10,6 +10,7 @@ pipelines' files included, 70 no progress (watchdog).
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import os
 import signal
@@ -175,7 +176,9 @@ class Service:
             pipeline = await asyncio.to_thread(Pipeline.open, written, artifacts)
             closing.callback(pipeline.close, self._config.shutdown.close_ms / 1000)
             pipelines.append(pipeline)
-            log.info("pipeline loaded", pipeline=pipeline.name, capacity=str(pipeline.capacity))
+            log.info(
+                "pipeline loaded", pipeline=pipeline.name, capacity=dataclasses.asdict(pipeline.capacity)
+            )
         self._loading = False
         for name, report in artifacts.load_reports.items():
             log.info("artifact loaded", artifact=name, **loading(report))

@@ -75,6 +75,8 @@ def _check_rows(path: Path, rows: ItemRows, rules: ItemRules) -> None:
     if rules.end_tokens and ending.size:
         wrong &= ~((rows.lengths > 0) & (rows.lengths < rules.num_tokens) & ending[np.maximum(ends - 1, 0)])
         wanted += f", or fewer and an end token ({', '.join(map(str, rules.end_tokens))}) last"
+    elif not rules.end_tokens:
+        wanted += " (fewer where eos is finish, with end tokens)"
     if wrong.any():
         index = int(np.argmax(wrong))
         raise _row_error(path, rows, index, f"has {rows.lengths[index]} tokens; {wanted}")

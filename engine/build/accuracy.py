@@ -39,6 +39,7 @@ from engine.quant.texts import Text, batches
 
 REPORT, CHART = "accuracy.json", "accuracy.svg"
 NO_SEARCH = "winners of a search were not measured: no --pipeline of --calibrate has a node of kind beam"
+FEW_TEXTS = 100  # one of a hundred that flips is 1% of the answers, as much as budgets allow
 Forward = Callable[[PackedBatch], Tensor]
 Progress = Callable[[str], None]
 
@@ -102,6 +103,8 @@ def _serving(spec: BuildSpec) -> Serving:
 def _notes(spec: BuildSpec, texts: TextSets) -> list[str]:
     """What a reader of the study might take for measured, and is not."""
     notes = []
+    if (judged := len(texts.judge)) < FEW_TEXTS:
+        notes.append(f"judged by {judged} texts: one that flips counts {1 / judged:.1%}; give more of them")
     if spec.beam is not None and not any(text.search for text in texts.judge):
         notes.append(NO_SEARCH)
     if (spec.device, spec.precision) == ("cpu", "auto"):

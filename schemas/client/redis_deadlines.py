@@ -39,12 +39,15 @@ class RedisDeadlines:
     def __init__(self, url: str, timeout_ms: float, pause_s: float, refresh_s: float) -> None:
         self.failures = 0  # failed or late round trips
         self.skipped = 0  # writes left out while Redis was left alone
-        self._redis = Redis.from_url(
-            url,
-            socket_timeout=_SOCKET_S,
-            socket_connect_timeout=_SOCKET_S,
-            retry=Retry(NoBackoff(), 0),  # redis-py's default is ten tries
-        )
+        try:
+            self._redis = Redis.from_url(
+                url,
+                socket_timeout=_SOCKET_S,
+                socket_connect_timeout=_SOCKET_S,
+                retry=Retry(NoBackoff(), 0),  # redis-py's default is ten tries
+            )
+        except ValueError as error:  # the value may hold a password
+            raise ValueError(f"redis_url = '{url.partition(':')[0]}:…': {error}") from None
         self._timeout_s = timeout_ms / 1000
         self._pause_s = pause_s
         self._refresh_s = refresh_s

@@ -110,7 +110,7 @@ class Captured:
 def parse(item: object) -> CaptureHeader | Captured | None:
     """One map of a capture; None for a kind that is not known. CaptureError for anything else."""
     if not isinstance(item, dict):
-        raise CaptureError(f"a {type(item).__name__} instead of a map")
+        raise CaptureError(f"a value of type {type(item).__name__} where a capture has a map: is this one?")
     try:
         if MARK in item:
             return _header(item)

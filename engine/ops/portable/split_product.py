@@ -39,7 +39,7 @@ def serves_split(width: int, outputs: int, quantised: bool) -> bool:
 def pays_to_split(num_rows: int, width: int, outputs: int, quantised: bool, arch: int) -> bool:
     """Whether that was measured to be the faster way, on sm_90."""
     is_small = width * outputs * (1 if quantised else 2) <= MOST_BYTES
-    return arch >= 90 and num_rows <= MOST_ROWS and is_small and serves_split(width, outputs, quantised)
+    return 90 <= arch < 100 and num_rows <= MOST_ROWS and is_small and serves_split(width, outputs, quantised)
 
 
 def choose_split(num_rows: int, width: int, outputs: int, quantised: bool, arch: int) -> Split:

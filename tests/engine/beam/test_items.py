@@ -124,7 +124,11 @@ ROW = {"item_id": "b", "token_ids": [1, 2, 3]}
             FIXED,
             "row 2, token_ids = [1, 2, 3, 4]: has 4 tokens; a sequence",
         ),
-        ({**ROW, "token_ids": [1, 9]}, FIXED, "row 2, token_ids = [1, 9]: has 2 tokens; a sequence has 3"),
+        (
+            {**ROW, "token_ids": [1, 9]},
+            FIXED,
+            "row 2, token_ids = [1, 9]: has 2 tokens; a sequence has 3 (fewer where eos is finish,",
+        ),
         (
             {**ROW, "token_ids": [1, 3]},
             FINISH,

@@ -14,7 +14,7 @@ from torch import Tensor
 import engine.build.package
 from engine.beam.bounds import BeamBounds
 from engine.build import BuildSpec, build_artifact
-from engine.build.accuracy import NO_SEARCH, judge_package, study_accuracy
+from engine.build.accuracy import FEW_TEXTS, NO_SEARCH, judge_package, study_accuracy
 from engine.errors import ArtifactError
 from engine.manifest import PACKAGE, read_manifest
 from engine.models.checkpoint import load_checkpoint
@@ -80,6 +80,9 @@ def test_a_package_that_loses_winners_is_refused(tmp_path: Path, tiny_causal: An
     spec = BuildSpec(tiny_causal.checkpoint, tmp_path / "no", "tiny", bounds=BOUNDS, beam=BeamBounds(5, 2, 4))
     accuracy = study_accuracy(calibrate(Budget(9, 9)), spec, checkpoint, tmp_path, lambda stage: None)
     assert accuracy.study.notes[-1] == NO_SEARCH
+    judged = len(accuracy.texts.judge)
+    assert judged < FEW_TEXTS
+    assert accuracy.study.notes[-2].startswith(f"judged by {judged} texts: one that flips counts")
     ranks = Ranks(8, 5, 2, 0.89, 1.0, 1.0, 1.0, 0.1)
     with pytest.raises(ArtifactError, match=r"winners of a search shared 0\.890, wanted 0\.9, so it is not"):
         judge_package(accuracy, checkpoint, forward, BOUNDS, ranks=ranks)

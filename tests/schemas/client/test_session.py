@@ -144,3 +144,15 @@ async def test_a_request_as_it_is(kafka, topics, responder, patient):
         handle = await client.submit_request(request, wait_ms=30_000)
         assert (await handle.reply()).id == "r"
     assert worker.requests == [request]
+
+
+@pytest.mark.parametrize("url", ["http://redis:6379", "localhost:6379", ""])
+def test_a_url_that_is_none_of_redis_is_named(url: str):
+    with pytest.raises(ValueError, match=r"^redis_url = '.*:…': Redis URL must specify"):
+        Client("localhost:1", reply_topic="replies", redis_url=url)
+
+
+def test_a_password_in_a_wrong_url_is_not_shown():
+    with pytest.raises(ValueError, match="redis_url") as caught:
+        Client("localhost:1", reply_topic="replies", redis_url="http://user:secret@redis")
+    assert "secret" not in str(caught.value)

@@ -87,7 +87,7 @@ def test_unknown_kinds_and_keys_are_passed_over(tmp_path: Path):
         (b"", "empty"),
         (HEADER.pack()[:-1], "ends within its header"),
         (RECORD.pack(), "does not begin with a header"),
-        (b"hello", "int instead of a map"),
+        (b"hello", "type int where a capture has a map"),
         (msgpack.packb({"boundgen_capture": 2}), "version 1"),
         (HEADER.pack() + b"\xc1", "at byte"),
         (HEADER.pack() + msgpack.packb({"kind": "reply"}), "lacks something"),
