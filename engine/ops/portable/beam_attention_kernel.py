@@ -35,7 +35,7 @@ def _attend(
 
 @jit
 def _ask(
-    tile, ancestors, suffix_k, suffix_v, first_row, num_beams, num_rows, num_lanes,
+    tile, ancestors, suffix_k, suffix_v, first_row, num_beams, num_rows,
     suffix_k_slot, suffix_k_stride, suffix_v_slot, suffix_v_stride,
     DIM: tl.constexpr, LANES: tl.constexpr, TILE_BEAMS: tl.constexpr, SLOTS: tl.constexpr,
     ALL_SLOTS: tl.constexpr,
@@ -51,7 +51,7 @@ def _ask(
     lane = tl.arange(0, LANES)[:, None]
     key_at = tl.multiple_of(suffix_k + slot * suffix_k_slot + source * suffix_k_stride, 16)[None, :] + lane
     value_at = tl.multiple_of(suffix_v + slot * suffix_v_slot + source * suffix_v_stride, 16)[:, None]
-    wanted = there[None, :] & (lane < num_lanes)
+    wanted = there[None, :] & (lane < DIM // 2)
     first = tl.load(key_at, mask=wanted, other=0.0)
     second = tl.load(key_at + DIM // 2, mask=wanted, other=0.0)
     values = tl.load(value_at + tl.arange(0, DIM)[None, :], mask=there[:, None], other=0.0)
@@ -60,15 +60,15 @@ def _ask(
 
 @jit
 def _begin(
-    q_at, k_at, new_k_at, wanted, is_beam, lane, num_lanes, position, num_positions, cos, sin, q_weight,
+    q_at, k_at, new_k_at, wanted, is_beam, lane, position, num_positions, cos, sin, q_weight,
     k_weight,
     FACTOR: tl.constexpr, DIM: tl.constexpr, TILE_BEAMS: tl.constexpr, PADDED: tl.constexpr,
     KEEP: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
     """Halves of a tile's queries, and their scores with the newest key of each row's beam."""
     half: tl.constexpr = DIM // 2
-    rows = wanted & (lane < num_lanes)
-    inside = is_beam & (lane < num_lanes)
+    rows = wanted & (lane < half)
+    inside = is_beam & (lane < half)
     element: tl.constexpr = q_at.dtype.element_ty
     if KEEP:
         at = lane % half
@@ -115,7 +115,7 @@ def _attend_to_own(
 
 @jit
 def _attend_to_prompt(
-    keys, values, keys_stride, values_stride, length, num_lanes, first, second, highest, total, weighted,
+    keys, values, keys_stride, values_stride, length, first, second, highest, total, weighted,
     FACTOR: tl.constexpr, DIM: tl.constexpr, LANES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """`keys` and `values` point to a prompt's first token, of one head."""
@@ -126,7 +126,7 @@ def _attend_to_prompt(
     value_at = values + key.to(tl.int64)[:, None] * values_stride + tl.arange(0, DIM)[None, :]
     for at in tl.range(0, length, KEYS):
         there = at + key < length
-        wanted = there[None, :] & (lane < num_lanes)
+        wanted = there[None, :] & (lane < DIM // 2)
         first_keys = tl.load(key_at + at * keys_stride, mask=wanted, other=0.0)
         second_keys = tl.load(key_at + DIM // 2 + at * keys_stride, mask=wanted, other=0.0)
         some = tl.load(value_at + at * values_stride, mask=there[:, None], other=0.0)
@@ -174,9 +174,8 @@ def beam_attention_kernel(
     start = tl.load(cu_seqlens + prompt).to(tl.int64)
     length = tl.load(cu_seqlens + prompt + 1) - start
     head = kv_head * DIM
-    half: tl.constexpr = DIM // 2
     asked = _ask(
-        0, ancestors, suffix_k + head, suffix_v + head, first_row, num_beams, num_rows, half,
+        0, ancestors, suffix_k + head, suffix_v + head, first_row, num_beams, num_rows,
         suffix_k_slot, suffix_k_stride, suffix_v_slot, suffix_v_stride,
         DIM, LANES, TILE_BEAMS, SLOTS, ALL_SLOTS,
     )  # fmt: skip
@@ -204,7 +203,7 @@ def beam_attention_kernel(
     first, second, newest = _begin(
         q + row * q_stride + query_head + lane, k + (first_row + each) * k_stride + head + lane,
         new_k + (first_row + each) * suffix_k_stride + head + lane,
-        wanted, is_beam, lane, half, position, num_positions, cos, sin, q_weight, k_weight,
+        wanted, is_beam, lane, position, num_positions, cos, sin, q_weight, k_weight,
         FACTOR, DIM, TILE_BEAMS, PADDED, KEEP, NORM, EPS,
     )  # fmt: skip
     highest = newest
@@ -216,7 +215,7 @@ def beam_attention_kernel(
     if ALL_SLOTS > SLOTS:
         for tile in tl.range(1, tiles, num_stages=1):
             more = _ask(
-                tile, ancestors, suffix_k + head, suffix_v + head, first_row, num_beams, num_rows, half,
+                tile, ancestors, suffix_k + head, suffix_v + head, first_row, num_beams, num_rows,
                 suffix_k_slot, suffix_k_stride, suffix_v_slot, suffix_v_stride,
                 DIM, LANES, TILE_BEAMS, SLOTS, ALL_SLOTS,
             )  # fmt: skip
@@ -225,7 +224,7 @@ def beam_attention_kernel(
             )
     highest, total, weighted = _attend_to_prompt(
         prompt_k + start * prompt_k_stride + head, prompt_v + start * prompt_v_stride + head,
-        prompt_k_stride, prompt_v_stride, length, half, first, second, highest, total, weighted,
+        prompt_k_stride, prompt_v_stride, length, first, second, highest, total, weighted,
         FACTOR, DIM, LANES, KEYS,
     )  # fmt: skip
     value = tl.load(v + row * v_stride + head + dim, mask=wanted, other=0.0).to(tl.float32)
